@@ -1,6 +1,6 @@
-"""Compares all logits of two models over a text, position by position.
+"""Compares all logits of two models over a text.
 
-Shapes: T tokens of a window, R rows that exist at a time, V the vocabulary, H hidden size. Sums are in f64.
+Shapes: T tokens of a window, R rows at a time, V vocabulary, H hidden size. Sums are in f64.
 """
 
 import functools
@@ -46,7 +46,7 @@ class WindowRows:
         self._step = 0
 
     def logits(self, ids: tuple[int, ...]) -> Iterator[torch.Tensor]:
-        """Yields logits [R, V] f32 of all positions in order; each piece is valid until the next piece."""
+        """Yields logits [R, V] f32 in order, each valid until the next."""
         for start in range(0, len(ids), self._limits.step_tokens):
             x_TH = self._run(ids[start : start + self._limits.step_tokens], start)
             for row in range(0, x_TH.shape[0], ROWS):
@@ -92,8 +92,7 @@ def open_engine(model: PreparedModel, layout: Layout, capacity_tokens: int) -> I
 
 
 def same_positions(one: Iterator[Tensor], other: Iterator[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yields pairs of equally long pieces of two models' rows, fetched when needed. Raises ValueError if the numbers of
-    rows differ."""
+    """Yields equally long pieces. Raises ValueError for unequal numbers of rows."""
     a_RV, b_RV = next(one, None), next(other, None)
     while a_RV is not None and b_RV is not None:
         rows = min(len(a_RV), len(b_RV))
@@ -114,7 +113,7 @@ class Comparison:
         self._divergences: list[Tensor] = []
 
     def add(self, reference_RV: Tensor, model_RV: Tensor, following: Sequence[int]) -> None:
-        """Adds logits of R positions and their next tokens. Raises UserError for NaN."""
+        """Adds logits of R positions and the next tokens. Raises UserError."""
         logs_RV = reference_RV.double().log_softmax(-1), model_RV.double().log_softmax(-1)
         ids_R1 = torch.tensor(following)[:, None]
         for place, log_RV in enumerate(logs_RV):
@@ -135,7 +134,7 @@ class Comparison:
         return self._agreeing / self.positions
 
     def divergence(self) -> dict[str, float | None]:
-        """Returns mean, 95 % quantile and maximum of KL(reference || model) in nats; None for an infinite figure."""
+        """Returns mean, 95 % quantile and maximum of KL(reference || model) in nats. None: infinite."""
         every = torch.cat(self._divergences)
         # Not torch's quantile, which takes 16 million numbers at most.
         place = max(0, math.ceil(0.95 * len(every)) - 1)
@@ -146,7 +145,7 @@ class Comparison:
         }
 
     def perplexities(self) -> tuple[float | None, float | None]:
-        """Returns (the model's perplexity, the reference's); None for an overflow."""
+        """Returns the perplexities of (model, reference)."""
         reference, model = (_exp(nats / self.positions) for nats in self._nats)
         return model, reference
 
@@ -173,7 +172,7 @@ def _finite(value: float) -> float | None:
 
 
 def compare(model: PreparedModel, other: PreparedModel, layout: Layout, text: EvalText) -> Comparison:
-    """Compares `model` with the reference `other` over all windows of `text`. Raises what `open_engine` raises."""
+    """Compares `model` with the reference `other`. Raises like `open_engine`."""
     each = replace(layout, memory_bytes=layout.memory_bytes or _half_of_free_memory())
     found = Comparison()
     progress = ByteProgress("comparing")
@@ -189,9 +188,10 @@ def compare(model: PreparedModel, other: PreparedModel, layout: Layout, text: Ev
 
 
 def compare_window(engines: list[WindowRows], window: Window, found: Comparison) -> None:
-    """Adds a window's logits to `found`. `engines`: (reference, model). Position t predicts token t + 1."""
+    """Adds a window's logits to `found`. `engines`: (reference, model)."""
     row = 0
     for reference_RV, model_RV in same_positions(*(engine.logits(window.ids) for engine in engines)):
+        # Position t predicts token t + 1.
         first = max(0, window.first - 1 - row)
         last = min(len(reference_RV), len(window.ids) - 1 - row)
         if first < last:

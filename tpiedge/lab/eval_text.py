@@ -1,8 +1,7 @@
 """A text for evaluation, its windows, and its likelihood under a model.
 
-A form feed ends a document. A document longer than the context is read in windows, each of which scores the tokens that
-no earlier window scored. So every token but a document's first is scored once; in a later window, a scored token
-follows at least `context` - `stride` tokens.
+A form feed ends a document. Every token but a document's first is scored once. In later windows, a scored token follows
+at least `context` - `stride` tokens.
 """
 
 import math
@@ -29,7 +28,7 @@ _SEPARATOR = "\f"
 
 @dataclass(frozen=True)
 class Window:
-    """A piece of a document; `ids` from index `first` (at least 1) on are scored."""
+    """A piece of a document. `ids[first:]` are scored; `first` >= 1."""
 
     ids: tuple[int, ...]
     first: int
@@ -41,7 +40,7 @@ class Window:
 
 @dataclass(frozen=True)
 class EvalText:
-    """A text's windows; `scored_bytes` is the UTF-8 length of scored tokens."""
+    """`scored_bytes`: the UTF-8 length of scored tokens."""
 
     name: str
     documents: int
@@ -78,8 +77,7 @@ def read_text(
     stride: int | None,
     reference: PreparedModel | None = None,
 ) -> EvalText:
-    """Reads documents as windows that fit the model and the `reference`. Without `path`, reads the text that the demo
-    model was not trained on. Raises UserError."""
+    """Reads windows that fit both models. `path` None: the demo's held-out text. Raises UserError."""
     positions = model.context_tokens if reference is None else reference.context_tokens
     context = (
         min(model.context_tokens, positions, _CONTEXT) if context is None else check_context(model, context)
@@ -111,7 +109,7 @@ def read_text(
 
 
 def windows_of(ids: tuple[int, ...], context: int, stride: int) -> Iterator[Window]:
-    """Yields the windows of a document with the tokens `ids`; `stride` must be less than `context`."""
+    """Yields a document's windows. `stride` must be less than `context`."""
     start, scored = 0, 1
     while scored < len(ids):
         stop = min(start + context, len(ids))
@@ -121,7 +119,7 @@ def windows_of(ids: tuple[int, ...], context: int, stride: int) -> Iterator[Wind
 
 
 def _documents(model: PreparedModel, path: Path | None) -> tuple[str, list[str]]:
-    """Returns (name of the text, its nonblank documents). Raises UserError."""
+    """Returns (text's name, nonblank documents). Raises UserError."""
     if path is None:
         if model.name != DEMO:
             raise UserError("--text FILE is missing: only the demo model brings its own text")
@@ -149,7 +147,6 @@ def _read(path: Path) -> str:
 
 
 def _unscored_bytes(tokenizer: Tokenizer, first: int) -> int:
-    """Returns the UTF-8 length of `first`, a document's first token; 0 for a special token."""
     return 0 if first in tokenizer.special_ids else len(tokenizer.decode([first]).encode())
 
 
@@ -160,8 +157,7 @@ def _check_ids(model: PreparedModel, windows: list[Window]) -> None:
 
 
 def refuse_other_vocabulary(model: PreparedModel, reference: PreparedModel) -> None:
-    """Raises UserError if the vocabularies differ in size, or an id stands for different tokens. Ids that one tokenizer
-    lacks are ignored, because GGUF files have a token for every row of the embedding."""
+    """Raises UserError if vocabularies differ in size or in an id's token."""
     if reference.config.vocab_size != model.config.vocab_size:
         raise UserError(
             f"{model.name} has {model.config.vocab_size} tokens, {reference.name} {reference.config.vocab_size}: "
@@ -173,6 +169,7 @@ def refuse_other_vocabulary(model: PreparedModel, reference: PreparedModel) -> N
         return
     vocabularies = (prepared.tokenizer.vocabulary for prepared in (model, reference))
     one, two = ({token: text for text, token in vocabulary.items()} for vocabulary in vocabularies)
+    # Only common ids: GGUF files have a token for every row of the embedding.
     found = min((token for token in one.keys() & two.keys() if one[token] != two[token]), default=None)
     if found is not None:
         own, other = quote(one[found]), quote(two[found])
@@ -183,7 +180,7 @@ def refuse_other_vocabulary(model: PreparedModel, reference: PreparedModel) -> N
 
 
 def likelihood_of(cluster: LocalCluster, text: EvalText) -> dict[str, float]:
-    """Returns the text's likelihood as JSON figures, by one request per window. Raises UserError if infinite or NaN."""
+    """Returns figures of the text's likelihood. Raises UserError unless they are finite."""
     progress = ByteProgress("scoring")
     nats, done = 0.0, 0
     try:

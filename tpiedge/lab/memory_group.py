@@ -1,7 +1,6 @@
-"""A control group (version 1 or 2) whose memory limit includes the page cache. Needs Linux and root.
+"""A control group whose memory limit includes the page cache. Needs Linux and root.
 
-A page counts for the group that first touched it. To count all pages, drop the caches first (`echo 1 >
-/proc/sys/vm/drop_caches`).
+A page counts for the group that first touched it, so drop the caches first (`echo 1 > /proc/sys/vm/drop_caches`).
 """
 
 import contextlib
@@ -63,21 +62,21 @@ class MemoryGroup:
 
     @property
     def members_file(self) -> Path:
-        """A process that writes its id to this file joins the group; so do the children that it starts later."""
+        """A process joins by writing its id to this file."""
         return self.folder / "cgroup.procs"
 
     @property
     def members(self) -> set[int]:
-        """Process ids, except 0, which stands for processes of another pid namespace."""
+        """Process ids, without processes of other pid namespaces."""
         return {int(pid) for pid in self.members_file.read_text().split()} - {0}
 
     @property
     def counts(self) -> bool:
-        """Whether the kernel reports peak memory. Version 2 reports it from Linux 5.19 on."""
+        """Whether the kernel reports peak memory (version 2: from Linux 5.19)."""
         return (self.folder / self._files.peak).exists()
 
     def limit(self, nbytes: int, swap_bytes: int = 0) -> None:
-        """Limits memory to `nbytes` and swap to `swap_bytes`. Raises OSError, also if usage exceeds the limit."""
+        """Limits memory and swap. Raises OSError, also if usage exceeds the limit."""
         files = self._files
         if not swap_bytes:
             self._write_if_there(files.no_swap, 0)
@@ -113,17 +112,16 @@ class MemoryGroup:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes used now without cached files, which the kernel can drop."""
+        """Bytes used now without cached files."""
         files = self.counter("inactive_file") + self.counter("active_file")
         return self.used_bytes - files
 
     def counter(self, *names: str) -> int:
-        """Returns the group's statistic with the first of `names` that exists."""
         found = _fields((self.folder / "memory.stat").read_text())
         return next(found[name] for name in names if name in found)
 
     def kill(self) -> None:
-        """Kills all members but this process. Raises ResourceError if a member remains after 20 s."""
+        """Kills all members but this process. Raises ResourceError after 20 s."""
         deadline = time.monotonic() + 20.0
         while members := self.members - {os.getpid()}:
             for member in members:
@@ -145,7 +143,7 @@ class MemoryGroup:
 
 @contextlib.contextmanager
 def memory_group(limit_bytes: int, root: Path = Path("/")) -> Iterator[MemoryGroup]:
-    """Makes a group with this limit for the block, then kills its members. Raises UserError, ResourceError, OSError."""
+    """Makes a group for the block; then kills members. Raises UserError, ResourceError, OSError."""
     group = _made(Cgroups.own(root))
     try:
         group.limit(limit_bytes)

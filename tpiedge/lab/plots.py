@@ -1,4 +1,4 @@
-"""Draws PNG files: a trace's timeline, the roofline of `tpiedge bench kernels`. Needs matplotlib, no display."""
+"""Draws a trace's timeline and the kernels' roofline as PNG files. Needs matplotlib."""
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,7 +25,7 @@ _STRIP_BAR, _MARKED, _BEHIND = "#b0b7c3", "#1f2937", "#fff3c4"
 
 
 def draw_strip(axes: Axes, trace: Trace, marked: Sequence[int]) -> None:
-    """Draws a bar for every step of a nonempty trace; `marked` steps are dark."""
+    """Draws a bar for every step; `marked` steps are dark."""
     spent_s = {step: end - start for step, (start, end) in sorted(trace.steps.items())}
     usual_s = median(spent_s[step] for step in decode_steps(trace))
     # Longer bars are cut, or the prompt's would leave no height for the others.
@@ -117,7 +117,7 @@ _COLOURS = {
 
 
 def draw_timeline(trace: Trace, part: Excerpt, path: Path) -> None:
-    """Writes a PNG with the time of every step, and with all nodes' lanes during `part`. Raises UserError, DiskFull."""
+    """Writes a PNG: all steps' times, lanes during `part`. Raises UserError, DiskFull."""
     lanes = len(LANES) * len(trace.nodes) + _GAP * (len(trace.nodes) - 1)
     strip_bottom = _BOTTOM_INCHES + _LANE_INCHES * lanes + _TOP_INCHES + _BELOW_STRIP_INCHES
     top = (
@@ -157,7 +157,6 @@ def _draw_node(axes: Axes, rank: int, events: Sequence[TraceEvent], top: float, 
 
 
 def _draw_lane(axes: Axes, events: Sequence[TraceEvent], top: float, window: Interval) -> None:
-    """Draws a lane. Concurrent events share the lane's height."""
     placed = list(zip(events, rows(event.span for event in events), strict=True))
     height = _BAR / (1 + max((row for _, row in placed), default=0))
     for (row, colour), found in groupby(sorted(placed, key=_look), key=_look):
@@ -188,12 +187,12 @@ def _look(placed: tuple[TraceEvent, int]) -> tuple[int, str]:
 def _draw_bars(
     axes: Axes, spans: Iterable[Interval], bottom: float, height: float, colour: str, window: Interval
 ) -> None:
-    """Draws bars. Merges neighbours that are narrower than a few pixels, because a trace has thousands of bars."""
     pixel_s = (window[1] - window[0]) / (_WIDTH_INCHES * _DPI)
     wide: list[Interval] = []
     narrow: list[Interval] = []
     for start, end in spans:
         (wide if end - start > _LINE_BARS * pixel_s else narrow).append((start, end))
+    # A trace has thousands of bars: those narrower than a few pixels are merged.
     thin = [(start, max(end - start, pixel_s)) for start, end in union(narrow, pixel_s / 2)]
     axes.broken_barh(thin, (bottom, height), facecolors=colour, linewidth=0)
     broad = [(start, end - start) for start, end in wide]
@@ -235,7 +234,6 @@ def _frame(axes: Axes, nodes: int, lanes: float, window: Interval) -> None:
 
 
 def _mark_steps(axes: Axes, trace: Trace, part: Excerpt) -> None:
-    """Draws a line at each step's start, and the step's name where there is room. Draws nothing for too many steps."""
     if len(part.steps) > _STEPS:
         return
     letter_s = _LETTER * (part.end_s - part.start_s)
@@ -277,7 +275,7 @@ Result = Mapping[str, Any]
 
 
 def draw_roofline(record: Result, path: Path) -> None:
-    """Draws a panel for each number of threads. Raises DiskFull, and UserError if no result has a bound."""
+    """Draws a panel for each number of threads. Raises UserError, DiskFull."""
     bounded = [found for found in record["results"] if found["of_roofline"] is not None]
     if not bounded:
         raise UserError(

@@ -1,8 +1,8 @@
 """Random weights: a model of any shape without a checkpoint.
 
-Every number depends on (seed, tensor name, row, column) alone, so any tiling gives the same tensor. bf16 weights are
-the rounded f32 weights. A row is a piece of one long pool of normally distributed numbers, times +1 or -1. The offset
-of the piece is unique within a tensor of fewer than 2**20 rows.
+A number depends on (seed, tensor name, row, column) alone. bf16 weights are the rounded f32 weights. A row is a piece
+of one pool of normally distributed numbers, times +1 or -1. In a tensor of fewer than 2**20 rows, all pieces have
+different offsets.
 """
 
 import hashlib
@@ -80,8 +80,7 @@ def random_rows(
     first_col: int = 0,
     std: float = STD,
 ) -> Array:
-    """Returns [count, cols] of the random matrix `name` from `first_row` and `first_col` on: float32 for F32, float16
-    for F16, uint16 (bits) for BF16."""
+    """Returns [count, cols] of the random matrix `name`. BF16: bits in uint16."""
     if first_col + cols > _LONGEST_ROW:
         raise UserError(f"random weights have rows of at most {_LONGEST_ROW} numbers, not {first_col + cols}")
     pool = _pool(seed, dtype, std)
@@ -97,7 +96,7 @@ def random_rows(
 
 
 def random_vector(seed: int, name: str, length: int, dtype: SourceDtype) -> Array:
-    """Returns numbers near 0 if `name` contains "bias", else numbers near 1, like the weights of a norm."""
+    """Returns numbers near 0 if `name` contains "bias", else numbers near 1."""
     generator = np.random.Generator(np.random.PCG64(_key(seed, name)))
     noise = generator.standard_normal(length, dtype=np.float32) * np.float32(STD)
     return _as(noise if "bias" in name else noise + np.float32(1), dtype)
@@ -127,9 +126,8 @@ def _as(values: Array, dtype: SourceDtype) -> Array:
 
 
 def _key(seed: int, name: str) -> int:
-    """Returns 62 bits, so that adding a row number does not overflow int64."""
     digest = hashlib.sha256(f"{seed}\0{name}".encode()).digest()
-    return int.from_bytes(digest[:8], "little") >> 2
+    return int.from_bytes(digest[:8], "little") >> 2  # adding a row number does not overflow int64
 
 
 def _mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:

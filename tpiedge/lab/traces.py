@@ -1,7 +1,7 @@
-"""Reads a trace of `tpiedge run --trace`, and sums up its typical steps or given steps.
+"""Reads a trace of `tpiedge run --trace` and sums up steps.
 
-A decode step is a step that follows a step whose head drew a token; other steps compute the prompt. So the first step
-of a later request's prompt counts as a decode step, too.
+A decode step follows a step whose head drew a token; other steps compute the prompt. So the first step of a later
+request counts as a decode step.
 """
 
 import json
@@ -24,7 +24,7 @@ _RANGE = re.compile(r"(?P<only>\d{1,9})|(?P<first>\d{1,9})?:(?P<last>\d{1,9})?",
 
 @dataclass(frozen=True)
 class Trace:
-    """Events by rank, sorted by start, in seconds since the trace began. `dropped`: how many events were lost."""
+    """Events by rank, sorted by start, in seconds. `dropped`: counts of lost events."""
 
     nodes: Mapping[int, tuple[TraceEvent, ...]]
     dropped: Mapping[int, int]
@@ -35,7 +35,7 @@ class Trace:
 
     @cached_property
     def steps(self) -> Mapping[int, tuple[float, float]]:
-        """(First start, last end) of each step over all nodes; steps that take no time are left out."""
+        """Each step's (first start, last end) over all nodes, if it took time."""
         found: dict[int, tuple[float, float]] = {}
         for event in (event for events in self.nodes.values() for event in events if event.step > 0):
             start, end = found.get(event.step, (math.inf, 0.0))
@@ -44,7 +44,7 @@ class Trace:
 
 
 def read_trace(path: Path, memory_bytes: int | None = None) -> Trace:
-    """Raises UserError for a damaged file, OutOfMemory if reading takes more than `memory_bytes`."""
+    """Raises UserError for a damaged file, OutOfMemory beyond `memory_bytes`."""
     values = _object(path, memory_bytes)
     records, other = values.get("traceEvents"), values.get("otherData")
     if not isinstance(records, list):
@@ -110,7 +110,7 @@ def _no_trace(path: Path, why: str) -> UserError:
 
 @dataclass(frozen=True)
 class StepRange:
-    """The steps from `first` to `last`, inclusive. None stands for the trace's first or last step."""
+    """Steps from `first` to `last`, inclusive. None: the trace's first or last."""
 
     first: int | None
     last: int | None
@@ -121,7 +121,7 @@ class StepRange:
         return ":".join("" if end is None else str(end) for end in (self.first, self.last))
 
     def of(self, known: Sequence[int]) -> tuple[int, ...]:
-        """Returns the steps of `known` (sorted) in the range; () if an end of the range is not in `known`."""
+        """Returns the range's steps in sorted `known`; () if `known` lacks an end."""
         if not known or any(end not in (None, *known) for end in (self.first, self.last)):
             return ()
         first = known[0] if self.first is None else self.first
@@ -143,7 +143,7 @@ class Excerpt:
 
 
 def parse_steps(text: str) -> StepRange:
-    """Reads "40", "40:44", "40:", ":44" or ":". Raises UserError for other text or a reversed range."""
+    """Reads "40", "40:44", "40:", ":44" or ":". Raises UserError."""
     found = _RANGE.fullmatch(text)
     if found is None:
         raise UserError(f"{text!r} is neither a step nor a range of steps: write 40, 40:44, 40: or :44")
@@ -160,7 +160,7 @@ def excerpt_of_steps(trace: Trace, steps: Sequence[int]) -> Excerpt:
 
 
 def typical_excerpt(trace: Trace) -> Excerpt:
-    """Returns the typical steps of a trace; the whole trace if it has no steps."""
+    """Returns a trace's typical steps; without steps, the whole trace."""
     if not trace.steps:
         return Excerpt(0.0, trace.end_s, ())
     if len(trace.steps) <= _TYPICAL:
@@ -170,15 +170,14 @@ def typical_excerpt(trace: Trace) -> Excerpt:
 
 
 def decode_steps(trace: Trace) -> list[int]:
-    """Returns the decode steps, or all steps if there is no decode step."""
+    """Returns the decode steps; without decode steps, all steps."""
     headed = {event.step for events in trace.nodes.values() for event in events if event.name == "head"}
     known = sorted(trace.steps)
     return [step for step in known if step - 1 in headed] or known
 
 
 def typical_steps(spent_s: Mapping[int, float]) -> Sequence[int]:
-    """Returns the three successive steps whose times are nearest to the median; fewer steps if no three are
-    successive."""
+    """Returns up to three successive steps of about median time."""
     usual_s = median(spent_s.values())
 
     def farthest(steps: Sequence[int]) -> float:
@@ -195,9 +194,8 @@ def typical_steps(spent_s: Mapping[int, float]) -> Sequence[int]:
 
 @dataclass(frozen=True)
 class NodeSummary:
-    """Seconds of one node; `busy_s` has them by lane. `load_during_s`: reading while the given lane was busy.
-    `travel_during_compute_s`: travel while the node computed. `read_bytes`: bytes of the reads that ended in the
-    excerpt."""
+    """One node's seconds; `busy_s` by lane. `load_during_s`: reading while a lane was busy. `read_bytes`: of reads that
+    ended in the excerpt."""
 
     rank: int
     busy_s: dict[str, float]
@@ -209,13 +207,13 @@ class NodeSummary:
 
     @property
     def hidden_percent(self) -> float | None:
-        """Percent of reading time in which nothing waited for weights; None without reads."""
+        """Percent of reading time without waits for weights."""
         load_s = self.busy_s["load"]
         return 100 * (1 - self.load_during_s["wait"] / load_s) if load_s else None
 
     @property
     def travel_hidden_percent(self) -> float | None:
-        """Percent of the all-reduces' travel during which the node computed; None without travel."""
+        """Percent of travel during which the node computed."""
         travel_s = self.busy_s["travel"]
         return 100 * self.travel_during_compute_s / travel_s if travel_s else None
 

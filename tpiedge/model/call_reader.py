@@ -34,8 +34,8 @@ CallForm = Literal[
 
 @dataclass(frozen=True, slots=True)
 class CallMarks:
-    """The marks of a form. Any of `openers` may begin a call; trained models write the last opener. A call at an
-    answer's beginning may begin with `bare` instead. `inner` marks are within a call; `closers` may follow a call."""
+    """Marks of a form. `openers` begin calls; trained models write the last opener. `bare` may begin a call at the
+    answer's beginning. `inner` marks are within a call; `closers` may follow a call."""
 
     openers: tuple[str, ...]
     closers: tuple[str, ...] = ()
@@ -44,7 +44,7 @@ class CallMarks:
 
     @property
     def separating(self) -> tuple[str, ...]:
-        """The marks that the text must show even if they are special tokens."""
+        """The marks that decoding must show, even special tokens."""
         return *self.openers, *self.closers, *self.inner
 
 
@@ -75,12 +75,12 @@ _TAUGHT: Final[tuple[tuple[tuple[str, ...], CallForm], ...]] = (
 
 
 def call_form(template: str) -> CallForm:
-    """Returns the form of calls that a chat template teaches; "" if unknown."""
+    """Returns the form that a chat template teaches; "" if unknown."""
     return next((form for marks, form in _TAUGHT if all(mark in template for mark in marks)), "")
 
 
 def short_call_id(seed: str) -> str:
-    """Derives from `seed` a call's id of nine letters and digits, which Mistral's templates want."""
+    """Returns an id of nine letters and digits, for Mistral's templates."""
     digest = hashlib.blake2b(seed.encode("utf-8", "surrogatepass"), digest_size=9).digest()
     return "".join(_ID_MARKS[byte % len(_ID_MARKS)] for byte in digest)
 
@@ -93,7 +93,7 @@ _PYTHON: Final = {"True": "true", "False": "false", "None": "null"}
 
 @dataclass(frozen=True, slots=True)
 class ReadTool:
-    """A tool. `texts` names the string parameters, for forms that write strings without quotes."""
+    """A tool. `texts`: string parameters, for forms that write no quotes."""
 
     name: str
     texts: tuple[str, ...] = ()
@@ -113,7 +113,7 @@ class CallArguments:
 
 @dataclass(frozen=True, slots=True)
 class CallEnded:
-    """`arguments` joins the call's parts. `broken` is the raw text of an unfinished call."""
+    """`arguments`: the call's parts, joined. `broken`: an unfinished call's raw text."""
 
     index: int
     broken: str = ""
@@ -126,7 +126,7 @@ class _UnknownTool(Mismatch):
 
 
 class CallReader(ABC):
-    """Reads the calls of one answer; without `several` reports only the first call."""
+    """Reads one answer's calls; without `several`, only the first call."""
 
     def __init__(self, form: CallForm, tools: Sequence[ReadTool], several: bool) -> None:
         self._form = form
@@ -145,7 +145,7 @@ class CallReader(ABC):
         """Reports text outside calls."""
 
     def _read_call(self, opener: str) -> Waiting[None]:
-        """Reads the call after `opener`. Raises Mismatch, with the text in `held.raw`, unless the call is whole."""
+        """Reads the call after `opener`. Raises Mismatch unless the call is whole."""
         try:
             if self._form == "mistral":
                 yield from self._list()
@@ -181,7 +181,7 @@ class CallReader(ABC):
             self.broken += isinstance(part, CallEnded) and part.broken != ""
 
     def _envelope(self) -> Waiting[None]:
-        """Reads {"name": ..., "arguments": {...}}, in any order. Reports arguments piecewise if the name is first."""
+        """Reads {"name": ..., "arguments": {...}}, in any order."""
         held, name, written = self._held, None, None
         yield from held.expect("{")
         mark = ","
@@ -215,7 +215,7 @@ class CallReader(ABC):
             self._whole(name, written or "null")
 
     def _whole(self, name: str, written: str) -> None:
-        """Reports a call; `written` has its arguments: an object, a string with an object, or null. Raises Mismatch."""
+        """Reports a call. `written`: its arguments as JSON. Raises Mismatch."""
         arguments = json.loads(written) if written.startswith('"') else written
         arguments = "{}" if arguments == "null" else arguments.strip(SPACE)
         scan = JsonScan()
@@ -226,7 +226,7 @@ class CallReader(ABC):
         self._end()
 
     def _list(self) -> Waiting[None]:
-        """Reads [{...}, ...]. Reports a call of an unknown tool, and the text up to the next call, as text."""
+        """Reads [{...}, ...]. Reports calls of unknown tools as text."""
         held, known, mark = self._held, True, ","
         yield from held.expect("[")
         while mark == ",":
@@ -242,7 +242,7 @@ class CallReader(ABC):
             raise Mismatch
 
     def _named(self, opener: str) -> Waiting[None]:
-        """Reads name[ARGS]{...}, name<｜tool▁sep｜>{...}, or function<｜tool▁sep｜>name and a code block."""
+        """Reads name[ARGS]{...}, name<｜tool▁sep｜>{...}, or a name and a code block."""
         held, before_arguments = self._held, CALL_MARKS[self._form].inner[-1]
         if opener == _DEEPSEEK[0]:
             yield from held.expect(_DEEPSEEK[1])
@@ -281,7 +281,6 @@ class CallReader(ABC):
         self._end()
 
     def _parameter(self, is_text: bool) -> Waiting[None]:
-        """Reads a parameter's value and reports it without the line breaks around it."""
         held = self._held
         yield from held.one_of("\n", _PARAMETER_END)
         if held.raw.endswith(_PARAMETER_END):
@@ -309,7 +308,7 @@ class CallReader(ABC):
         self._end()
 
     def _value(self, *beginnings: str) -> Waiting[str]:
-        """Returns the next value as written. Raises Mismatch unless it begins with one of `beginnings`, if given."""
+        """Returns the next value as written. Raises Mismatch for another beginning."""
         parts: list[str] = []
         if beginnings and not self._held.text.startswith(beginnings):
             raise self._held.mismatch(*beginnings)

@@ -1,5 +1,5 @@
-"""Renders a conversation as transformers does. If the chat template refuses the messages or drops a system message,
-renders other forms of them (`_forms`). If the template refuses every form, raises the first refusal."""
+"""Renders a conversation as transformers does. If the template refuses the messages or drops a system message, renders
+other forms of the messages (`_forms`)."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,8 +31,8 @@ def chat_prompt(
     variables: Mapping[str, Any] | None = None,
     begun: bool = False,
 ) -> str:
-    """Renders the prompt for the answer to `messages`. With `begun`, the last message is the answer's beginning, and
-    the prompt ends after that message's text. Raises like ChatTemplate.render."""
+    """Renders a prompt. `begun`: the last message begins the answer and ends the prompt. Raises like
+    ChatTemplate.render."""
     render = partial(template.render, tools=tools, variables=variables)
     calls = any(message.get("tool_calls") for message in messages)
     habits = template.habits(tools) if calls else CALLS_AS_OBJECTS
@@ -88,7 +88,7 @@ def _as_template_takes(message: TemplateMessage, habits: TemplateHabits) -> Temp
 
 
 def _forms(messages: Sequence[TemplateMessage]) -> Iterator[Sequence[TemplateMessage]]:
-    """Yields the messages unchanged, then with each change alone, then with the changes accumulated."""
+    """Yields the messages unchanged, then with each change, then with accumulated changes."""
     tried: list[Sequence[TemplateMessage]] = [messages]
     yield messages
     messages = _with_short_ids(messages)
@@ -136,9 +136,10 @@ def _with_joined_turns(messages: Sequence[TemplateMessage]) -> list[TemplateMess
 
 
 def _with_words_in_results(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
-    """Appends a user's message to the preceding tool result, for templates that want an assistant's turn in between."""
+    """Appends a user's message to the preceding tool result."""
     found: list[TemplateMessage] = []
     for message in messages:
+        # Some templates want an assistant's turn in between.
         if found and (found[-1]["role"], message["role"]) == ("tool", "user"):
             found[-1] = {**found[-1], "content": _texts([found[-1], message])}
         else:
@@ -147,7 +148,8 @@ def _with_words_in_results(messages: Sequence[TemplateMessage]) -> list[Template
 
 
 def _with_single_calls(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
-    """Gives each call its own message, followed by the call's result, for templates like Llama 3's."""
+    """Gives each call its own message, followed by its result."""
+    # For templates like Llama 3's.
     found: list[TemplateMessage] = []
     results: list[TemplateMessage] = []
     for message in reversed(messages):
@@ -160,7 +162,6 @@ def _with_single_calls(messages: Sequence[TemplateMessage]) -> list[TemplateMess
 
 
 def _one_by_one(message: TemplateMessage, results: Sequence[TemplateMessage]) -> Iterator[TemplateMessage]:
-    """Yields a message for each call, followed by the call's result; then yields the results without a call."""
     left = [*results]
     for number, call in enumerate(message["tool_calls"]):
         alone = {"role": message["role"], "content": message["content"] and "", "tool_calls": [call]}
@@ -172,7 +173,8 @@ def _one_by_one(message: TemplateMessage, results: Sequence[TemplateMessage]) ->
 
 
 def _with_system_in_a_turn(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
-    """Moves the system message into the first turn, for templates without a system role."""
+    """Moves the system message into the first user's turn."""
+    # For templates without a system role.
     if len(messages) < 2 or (messages[0]["role"], messages[1]["role"]) != ("system", "user"):
         return [*messages]
     return [{**messages[1], "content": _texts(messages[:2])}, *messages[2:]]

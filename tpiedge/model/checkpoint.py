@@ -1,15 +1,14 @@
 """Locates the tensors of a Hugging Face checkpoint in its safetensors files. Pickle files and `auto_map`, which can run
 code, are never read.
 
-A file holds the length of its header (u64), the header as JSON (name -> dtype, shape, data_offsets) and the tensors. It
-is refused unless:
+A file has its header's length (u64), a JSON header (name -> dtype, shape, data_offsets) and tensors. It is refused
+unless:
 
 1. the header lies in the file, within MAX_HEADER_BYTES and MAX_TENSORS, and no name occurs twice;
 2. a tensor's byte count is its shape times its dtype's size;
 3. the tensors cover the rest of the file exactly.
 
-The safetensors library accepts 300,000 tensors, duplicate names and names like `../x`. It does not tell the tensors'
-offsets, which packing needs (pack/source.py).
+The safetensors library checks less, and does not tell offsets.
 """
 
 import hashlib
@@ -50,7 +49,7 @@ _DTYPE_BYTES = {
 
 
 def read_header(file: BinaryIO, path: Path, where: str) -> tuple[dict[str, SourceTensor], str]:
-    """Checks the header of `file`, called `where` in messages. Returns (tensors, header's sha256). Raises UserError."""
+    """Checks a header. Returns (tensors, header's sha256). Raises UserError."""
     size = os.fstat(file.fileno()).st_size
     raw = _header_bytes(file, size, where)
     if raw.count(b",") > 8 * MAX_TENSORS:  # before parsing, which takes memory by the number of values
@@ -138,7 +137,7 @@ _HEADLESS_ADVICE = (
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """`fingerprint` (64 hex digits) changes with the config and each file's header, size or modification time."""
+    """`fingerprint` (64 hex digits) changes with config, headers, file sizes and times."""
 
     folder: Path
     config: ModelConfig
@@ -148,7 +147,7 @@ class Checkpoint:
 
     @staticmethod
     def open(folder: Path) -> "Checkpoint":
-        """Reads the config and all headers. Raises UserError that names the file, tensor or field."""
+        """Reads the config and all headers. Raises UserError."""
         config = ModelConfig.open(folder)
         digest = hashlib.sha256(b"tpiedge checkpoint 1\n")
         for name in ("config.json", "generation_config.json"):
@@ -187,14 +186,13 @@ class Checkpoint:
         return folder_label(self.folder)
 
     def storage(self, precision: Precision | None) -> Storage:
-        """Returns the storage of a pack with layers in `precision`. The default for GPTQ and AWQ is
-        `quantisation.precision`; otherwise bf16 if every weight is bf16, else f32."""
+        """Returns a pack's storage. Default: `quantisation.precision`, else bf16 if all weights are bf16, else f32."""
         usual = Precision.BF16 if {one.dtype for one in self.tensors.values()} == {"BF16"} else Precision.F32
         usual = self.quantisation.precision if self.quantisation else usual
         return Storage.of(precision or usual, tied=self.config.tie_word_embeddings)
 
     def check(self, spec: ModelSpec) -> None:
-        """Raises UserError for a missing tensor, a wrong shape or dtype, or a tied head unlike the embedding."""
+        """Raises UserError for a missing or wrong tensor."""
         for source, shape in spec.source_shapes.items():
             info = self.tensors.get(source)
             if info is None:
@@ -232,7 +230,7 @@ def _same_numbers(one: StoredTensor, other: StoredTensor) -> bool:
 
 
 def weight_map(folder: Path) -> Mapping[str, str]:
-    """Reads the index: tensor -> file name; empty if there is model.safetensors. Raises UserError."""
+    """Reads the index: tensor -> file name; empty with model.safetensors. Raises UserError."""
     if has_file(folder, SINGLE):
         return {}
     if not has_file(folder, INDEX):
@@ -260,7 +258,7 @@ def weight_map(folder: Path) -> Mapping[str, str]:
 
 
 def _read_shard(folder: Path, name: str) -> tuple[Mapping[str, SourceTensor], str]:
-    """Returns (tensors; size, modification time and digest of the header)."""
+    """Returns (tensors, file's state)."""
     with open_file(folder, name) as file:
         try:
             stat = os.fstat(file.fileno())
@@ -271,7 +269,7 @@ def _read_shard(folder: Path, name: str) -> tuple[Mapping[str, SourceTensor], st
 
 
 def _usual_names(tensors: Mapping[str, SourceTensor], *, tied: bool) -> dict[str, SourceTensor]:
-    """Adds the prefix that headless models lack. If `tied`, a head without embedding becomes the embedding."""
+    """Adds headless models' prefix. If `tied`, a lone head becomes the embedding."""
     named = {f"{_PREFIX}{name}" if name.startswith(_HEADLESS) else name: one for name, one in tensors.items()}
     found = named | {name: one for name, one in tensors.items() if name.startswith(_PREFIX)}
     if tied and EMBEDDING not in found and HEAD in found:

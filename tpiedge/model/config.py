@@ -1,7 +1,7 @@
-"""A model's numbers, from a Hugging Face `config.json` or a pack's manifest, and the pooling of the model's embeddings.
+"""A model's numbers and pooling, from a Hugging Face `config.json` or a pack's manifest.
 
-The files are untrusted: every number is bounded before it determines an allocation, and every refusal names the file
-and the field in one line."""
+The files are untrusted. Numbers are bounded before an allocation. A refusal names file and field in one line.
+"""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -37,7 +37,7 @@ _EXPERT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 @dataclass(frozen=True)
 class _FamilyTraits:
-    """Defaults of one `model_type`, as in transformers 5. A bias of None follows the flag in config.json."""
+    """Defaults of a `model_type` in transformers 5. Bias None: as in config.json."""
 
     kv_heads: int | None  # default; None: as many as query heads
     head_dim: int | None  # default; None: hidden_size / num_attention_heads
@@ -60,8 +60,7 @@ _FAMILIES: Mapping[str, _FamilyTraits] = {
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The numbers of a model. `windows[i]` is None for full attention in layer i, or w if position p sees only the
-    positions q with p - w < q <= p."""
+    """A model's numbers. In layer i, position p sees q with p - windows[i] < q <= p. None: full attention."""
 
     model_type: str
     hidden_size: Annotated[int, Meta(ge=1, le=_MAX_WIDTH)]
@@ -91,7 +90,7 @@ class ModelConfig:
 
     @staticmethod
     def open(folder: Path) -> "ModelConfig":
-        """Reads `config.json`, and the ids of BOS and EOS in `generation_config.json`. Raises UserError."""
+        """Reads `config.json`, and BOS and EOS in `generation_config.json`. Raises UserError."""
         config = read_json(folder, "config.json", MAX_CONFIG_BYTES)
         parsed = ModelConfig.from_huggingface(config, str(folder / "config.json"))
         if not has_file(folder, "generation_config.json"):
@@ -184,7 +183,6 @@ def _refuse_unsupported(config: ConfigFields) -> None:
 
 
 def _heads(config: ConfigFields, family: _FamilyTraits) -> tuple[int, int, int]:
-    """Returns (query heads, KV heads, head dimension)."""
     heads = config.integer("num_attention_heads", 1, _MAX_HEADS)
     kv_default = heads if "num_key_value_heads" in config.values else family.kv_heads or heads
     kv_heads = config.integer("num_key_value_heads", 1, _MAX_HEADS, kv_default)
@@ -199,8 +197,6 @@ def _heads(config: ConfigFields, family: _FamilyTraits) -> tuple[int, int, int]:
 
 
 def _windows(config: ConfigFields, family: _FamilyTraits, layers: int) -> tuple[int | None, ...]:
-    """Returns the layers' windows. In Qwen, `layer_types` says which layers have windows; without this key, layers from
-    number `max_window_layers` on have windows."""
     window = None
     if family.windows == "all" or (family.windows == "layers" and config.flag("use_sliding_window", False)):
         default = None if "sliding_window" in config.values else _DEFAULT_WINDOW
@@ -266,7 +262,7 @@ _MODES: Mapping[str, str] = {"mean_tokens": "mean", "mean": "mean", "lasttoken":
 
 
 def usual_pooling(folder: Path | None) -> str:
-    """Returns the kind of pooling: "mean" (also without a file), "last", or a name from the file. Raises UserError."""
+    """Returns the kind of pooling, like "mean". Raises UserError."""
     where = f"{POOLING_FOLDER}/{POOLING_FILE}"
     if folder is None or not has_file(folder, where):
         return _USUAL

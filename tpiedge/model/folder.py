@@ -1,7 +1,8 @@
-"""Reads files of an untrusted model's folder: regular files of bounded size, and typed, bounded fields of JSON in them.
+"""Reads an untrusted model's folder: regular files of bounded size, and typed, bounded fields of JSON.
 
-A name in a model's files must be a plain file name. Links must lead to files in the folder. In a snapshot of
-huggingface_hub's cache (`models--*/snapshots/<revision>`), links may lead to that model's `blobs`, too."""
+A name in a model's files must be a plain file name. Links must lead to files in the folder. In huggingface_hub's cache
+(`models--*/snapshots/<revision>`), links may also lead to that model's `blobs`.
+"""
 
 import json
 import os
@@ -33,7 +34,7 @@ def has_file(folder: Path, name: str) -> bool:
 
 
 def list_files(folder: Path, inner: str, suffix: str) -> list[str]:
-    """Returns the sorted names in `folder` / `inner` that end with `suffix`; none if it cannot be read."""
+    """Returns sorted names in `folder` / `inner`; none if it is unreadable."""
     try:
         return sorted(name for name in os.listdir(folder / inner) if name.endswith(suffix))
     except OSError:
@@ -41,8 +42,8 @@ def list_files(folder: Path, inner: str, suffix: str) -> list[str]:
 
 
 def open_file(folder: Path, name: str, inner: str = "") -> BinaryIO:
-    """Opens a regular file; the result's `name` is its real path. `inner` must be trusted. Raises UserError if the file
-    is missing or outside the folder; never blocks on a pipe or a device."""
+    """Opens a regular file; never blocks. `inner` must be trusted. The result's `name` is its real path. Raises
+    UserError."""
     if not _is_plain(name):
         raise UserError(
             f"{folder}: {quote(name)} is not a plain file name; get the model from a source you trust"
@@ -67,7 +68,7 @@ def open_file(folder: Path, name: str, inner: str = "") -> BinaryIO:
 
 
 def read_bytes(folder: Path, name: str, limit: int, inner: str = "") -> bytes:
-    """Reads the whole file. Raises UserError, also for more than `limit` bytes."""
+    """Reads the whole file, at most `limit` bytes. Raises UserError."""
     path = folder / inner / name
     with open_file(folder, name, inner) as file:
         size = os.fstat(file.fileno()).st_size
@@ -93,8 +94,7 @@ def read_json(folder: Path, name: str, limit: int) -> Mapping[str, object]:
 
 
 def parse_json(data: bytes, where: str, *, unique_keys: bool = False) -> Mapping[str, object]:
-    """Parses one JSON object. Raises UserError that starts with `where`, also for deep nesting and, with `unique_keys`,
-    for an object with one key twice."""
+    """Parses one JSON object. `where` begins messages. `unique_keys` refuses a key twice. Raises UserError."""
 
     def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
         values = dict(pairs)
@@ -140,8 +140,8 @@ def _reason(error: BaseException) -> str:
 
 @dataclass(frozen=True)
 class ConfigFields:
-    """Reads typed fields of `values`; `where` names the file. A missing or null field takes the default. Every method
-    raises UserError, also for a missing field without default."""
+    """Typed fields of `values`; `where` names the file. Missing or null fields take the default. Methods raise
+    UserError."""
 
     where: str
     values: Mapping[str, object]

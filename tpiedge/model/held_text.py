@@ -21,7 +21,7 @@ class TextEnded(Mismatch):
 
 
 class HeldText:
-    """Holds the text that is not consumed yet. How the text is cut does not change what a reader consumes."""
+    """Holds unconsumed text. How it was cut does not matter."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -47,7 +47,7 @@ class HeldText:
             yield
 
     def one_of(self, *marks: str) -> Waiting[str]:
-        """Consumes and returns the mark that comes next; returns "" if no mark comes."""
+        """Consumes and returns the next mark; "" if no mark comes."""
         while True:
             found = next((mark for mark in marks if self.text.startswith(mark)), "")
             if found:
@@ -57,7 +57,7 @@ class HeldText:
             yield
 
     def expect(self, *marks: str) -> Waiting[str]:
-        """Consumes white space and the mark after it. Raises Mismatch without a mark."""
+        """Consumes white space and a mark. Raises Mismatch without a mark."""
         yield from self.spaces()
         found = yield from self.one_of(*marks)
         if not found:
@@ -68,7 +68,7 @@ class HeldText:
         return TextEnded() if self.ended and any(mark.startswith(self.text) for mark in marks) else Mismatch()
 
     def until(self, mark: str, most: int) -> Waiting[str]:
-        """Consumes text through the mark; returns the text before it. Raises Mismatch beyond `most` characters."""
+        """Consumes text and the mark; returns the text. Raises Mismatch beyond `most`."""
         while True:
             at = self.text.find(mark, 0, most + len(mark))
             if at >= 0:
@@ -79,15 +79,14 @@ class HeldText:
 
 
 def begun_length(text: str, *marks: str) -> int:
-    """Counts the characters at the text's end that may begin one of the marks."""
+    """Counts the last characters that may begin a mark."""
     longest = min(max(map(len, marks)) - 1, len(text))
     endings = (n for n in range(longest, 0, -1) if any(mark.startswith(text[-n:]) for mark in marks))
     return next(endings, 0)
 
 
 class JsonScan:
-    """Follows one JSON value by quotes and brackets while it arrives. `json.loads` checks the whole value: a value too
-    deep, or a number too long or beyond a double, is broken."""
+    """Follows an arriving JSON value by quotes and brackets. `json.loads` checks the whole value."""
 
     def __init__(self) -> None:
         self.whole = False  # a number or word ends with the next character, or with `finish`
@@ -97,7 +96,7 @@ class JsonScan:
         self._quoted = self._escaped = self._word = False
 
     def feed(self, text: str) -> int:
-        """Counts the next piece's characters that belong to the value, up to where the value is whole or broken."""
+        """Reads the next piece. Returns how many characters belong to the value."""
         for at, mark in enumerate(text):
             if self._word and mark not in _IN_WORD:
                 self._end()

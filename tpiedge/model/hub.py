@@ -1,8 +1,7 @@
-"""Pulls a model from the hub. The hub's client, huggingface_hub, is imported only here, when a pull begins.
+"""Pulls a model from the hub. The client, huggingface_hub, is imported only here, when a pull begins.
 
 The client lists a repository and makes all requests, with its own settings (`HF_ENDPOINT`, `HF_TOKEN`, ...). This
-module writes the files, because the client's download deletes the bytes of a failed call and checks no hash. Names,
-sizes and hashes are untrusted.
+module writes the files: the client deletes a failed call's bytes and checks no hash. Listings are untrusted.
 
 Laws: 1. A file appears under its name only with the right size and hash. 2. Bytes that arrived stay in
 `NAME.incomplete`; the next transfer asks only for missing bytes.
@@ -54,7 +53,7 @@ class _RemoteFile:
 
 @dataclass(frozen=True)
 class PullReport:
-    """`folder`, named by the model's commit, has the model. `fetched`: bytes that came over the network this time."""
+    """`folder` is named by the commit. `fetched`: bytes that came this time."""
 
     folder: Path
     fetched: int
@@ -146,7 +145,6 @@ class _Pull:
         self._progress(self._done, self._total)
 
     def _texts(self) -> list[_RemoteFile]:
-        """Chooses config, tokenizer, chat templates and index. Raises UserError for missing or huge files."""
         repo = self._name.repo
         if "config.json" not in self._files:
             raise UserError(f"{repo} has no config.json: it is not a model in the Hugging Face format")
@@ -167,13 +165,11 @@ class _Pull:
         return chosen
 
     def _all_weights(self) -> list[_RemoteFile]:
-        """Lists the files that may hold weights, before the index is known."""
         if SINGLE in self._files:
             return [self._files[SINGLE]]
         return [file for name, file in self._files.items() if name.endswith(".safetensors")]
 
     def _weights(self, staging: Path) -> list[_RemoteFile]:
-        """Lists the files that the index in `staging` names; other files may hold the same weights again."""
         if SINGLE in self._files:
             return self._all_weights()
         try:
@@ -203,7 +199,7 @@ class _Pull:
             hub.close_session()
 
     def _complete(self, file: _RemoteFile, partial: Path) -> None:
-        """Fetches the file in several attempts. Raises UserError, HubError, and the disk's OSError."""
+        """Fetches the file in several attempts. Raises UserError, HubError, OSError."""
         failed = 0
         while True:
             have = _size(partial)
@@ -320,7 +316,7 @@ def _reason(error: Exception) -> str:
 def _listing(
     repo: str, commit: str | None, siblings: Iterable[object]
 ) -> tuple[str, Mapping[str, _RemoteFile]]:
-    """Reads the hub's list of a repository's files. Raises UserError, also for a name outside the repository."""
+    """Reads the hub's list of files: (commit, files by name). Raises UserError."""
     described = {str(getattr(item, "rfilename", "")): item for item in siblings}
     if len(described) > _MAX_FILES:
         raise UserError(
@@ -352,7 +348,7 @@ def _listing(
 
 
 def _hub() -> ModuleType:
-    """Imports the client, which is large, when needed. Silences the client before it reads its settings."""
+    # Before the client reads its settings.
     os.environ.update({"HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_VERBOSITY": "error"})
     import huggingface_hub
     import huggingface_hub.constants

@@ -2,14 +2,14 @@
 
 Laws of transformers:
 
-1. If tokenizer_config.json has `added_tokens_decoder`, the files special_tokens_map.json and added_tokens.json add
-   nothing; otherwise special_tokens_map.json overrules tokenizer_config.json.
-2. Tokens get ids in this order: tokens of `added_tokens_decoder` (or of added_tokens.json and tokenizer.json) by
-   number; then named tokens ("eos_token"); then other special tokens.
+1. With `added_tokens_decoder` in tokenizer_config.json, special_tokens_map.json and added_tokens.json add nothing.
+   Without it, special_tokens_map.json overrules tokenizer_config.json.
+2. Ids go to tokens of `added_tokens_decoder` (or of added_tokens.json and tokenizer.json) by number; then to named
+   tokens ("eos_token"); then to other special tokens.
 3. A named token is special.
 
-Files omit some tokens that end an answer, so texts identify these tokens. A text that people write, like </s>, counts
-only if it is a mark in the vocabulary.
+Some tokens that end an answer are known by their texts. A text that people write, like </s>, must be a mark in the
+vocabulary.
 """
 
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
@@ -28,7 +28,7 @@ _FLAGS: Final = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
 class AddedToken(NamedTuple):
-    """A token's text and its flags (_FLAGS), as the tokenizers library has them."""
+    """A token's text and flags (_FLAGS), as the tokenizers library has them."""
 
     content: str
     flags: dict[str, bool]
@@ -37,8 +37,8 @@ class AddedToken(NamedTuple):
 def read_named_tokens(
     folder: Path, own: Mapping[int, AddedToken]
 ) -> tuple[ConfigFields, Mapping[str, str], Sequence[AddedToken]]:
-    """Reads the files of `folder`. `own`: the added tokens of tokenizer.json. Returns (merged fields; texts by names
-    like "eos_token"; tokens to add, maybe also some of `own`). Raises UserError."""
+    """Returns (merged fields, texts by names like "eos_token", tokens to add). `own`: tokenizer.json's added tokens.
+    Raises UserError."""
     where = str(folder / "tokenizer_config.json")
     first, older = (_read(folder, name) for name in ("tokenizer_config.json", "special_tokens_map.json"))
     complete = first.get(_DECODER) is not None
@@ -119,7 +119,7 @@ def _legacy(folder: Path, special: set[str]) -> dict[int, AddedToken]:
 
 
 def _tokens(fields: ConfigFields, name: str, value: object, *, special: bool = True) -> Iterator[AddedToken]:
-    """Reads a token given as text or object; yields nothing without text. `special` overrules the object's flag."""
+    """Reads a token from text or object. `special` overrules its flag."""
     flags: dict[str, bool] = {}
     text = value
     if isinstance(value, dict):
@@ -148,7 +148,7 @@ _MESSAGE_FORMATS: Final = ({"<|return|>", "<|call|>"}, {"<|calls|>", "<|flush|>"
 
 
 def ending_ids(vocabulary: Mapping[str, int], marks: Container[int]) -> Iterable[int]:
-    """Finds ids of `vocabulary` (text -> id) that end an answer; `marks` are ids of tokens that are not text."""
+    """Finds ids that end an answer. `marks`: ids of tokens that are not text."""
     texts = [text for text in _MARKS if text in vocabulary]
     if any(marks_of_format <= set(texts) for marks_of_format in _MESSAGE_FORMATS):
         texts = [text for text in texts if text != "<|end|>"]

@@ -1,12 +1,12 @@
-"""Separates tool calls (`call_reader`) and reasoning from an answer's text. Pure. Reasoning stands between
-`<think>` and `</think>` at the answer's beginning; some templates open it in the prompt.
+"""Separates tool calls (`call_reader`) and reasoning from an answer's text. Pure. Reasoning stands between `<think>`
+and `</think>` at the answer's beginning; some templates open it in the prompt.
 
 Laws:
-1. How the text is cut into pieces changes only how the output is cut into parts.
-2. Without calls and reasoning the content is the text. A call without valid JSON, a known tool or an object of
-   arguments is content. A begun call that breaks off ends there; the text after the call is content.
+1. How the text is cut changes only how the output is cut.
+2. Without calls and reasoning, the content is the text. A call without valid JSON, a known tool or an object of
+   arguments is content. A begun call that breaks off ends there; later text is content.
 3. White space around calls and reasoning is left out.
-4. If an answer was cut or must be calls, a call's opening mark and the text after it are not content.
+4. In an answer that was cut or must be calls, text from a call's opening mark on is not content.
 """
 
 from collections.abc import Iterator
@@ -36,7 +36,7 @@ REASONING_END: Final = f"{_CLOSE_REASONING}\n\n"  # ends the reasoning that a pr
 
 @dataclass(frozen=True, slots=True)
 class OutputForm:
-    """The form of a model's answers. `several` allows more than one call; with `required` the answer has only calls."""
+    """A model's answers. `several` allows more than one call; `required` allows only calls."""
 
     calls: CallForm = ""
     tools: tuple[ReadTool, ...] = ()
@@ -60,8 +60,7 @@ OutputPart = OutputText | CallBegun | CallArguments | CallEnded
 
 
 def thinking_after(prompt: str, template: str, begun: str = "") -> Thinking:
-    """Returns how reasoning may begin the answer to a `prompt` that `template` made. The prompt ends with `begun`, the
-    answer's beginning."""
+    """Returns the way in which reasoning may begin. `begun` ends the prompt and begins the answer."""
     before = prompt.rstrip(SPACE).removesuffix(begun.strip(SPACE)).rstrip(SPACE)
     opened = before.endswith(_OPEN_REASONING) and _CLOSE_REASONING not in begun
     if opened or begun.rfind(_OPEN_REASONING) > begun.rfind(_CLOSE_REASONING):
@@ -79,7 +78,7 @@ class OutputParser(CallReader):
         self._reading = self._answer(form.thinking)
 
     def feed(self, text: str, last: str | None = None) -> list[OutputPart]:
-        """Returns the parts that this piece makes certain. `last`: the finish reason, given with the last piece."""
+        """Returns the parts that are now certain. `last`: the finish reason, at the end."""
         self._held.text += text
         next(self._reading, None)
         if last is not None:
@@ -89,7 +88,7 @@ class OutputParser(CallReader):
         return parts
 
     def feed_whole(self, text: str, last: str | None = None) -> Iterator[OutputText | CallEnded]:
-        """Yields texts and whole calls. Yields a broken call as text, unless the answer was cut or must be calls."""
+        """Yields texts and whole calls. A broken call becomes text, except by law 4."""
         for part in self.feed(text, last):
             if isinstance(part, CallEnded) and part.broken:
                 if not (self._cut or self._required):
@@ -98,7 +97,7 @@ class OutputParser(CallReader):
                 yield part
 
     def ending(self, last: str | None) -> str | None:
-        """Returns the finish reason: "tool_calls" if `last` is "stop" after whole calls, else `last`."""
+        """Returns the finish reason."""
         return "tool_calls" if last == "stop" and self.calls and not self.broken else last
 
     def _answer(self, thinking: Thinking) -> Waiting[None]:
@@ -151,8 +150,7 @@ class OutputParser(CallReader):
             self._emit_text(rest.rstrip(SPACE) if self.calls else rest)
 
     def _before_call(self, marks: CallMarks) -> Waiting[str | None]:
-        """Reports the text before the next call. Consumes and returns that call's opener ("": bare); None at the
-        end."""
+        """Reports the text before the next call; returns the call's opener ("": bare)."""
         held = self._held
         while True:
             rest = held.text.lstrip(SPACE)
@@ -182,5 +180,5 @@ class OutputParser(CallReader):
 
 
 def _certain(text: str, *marks: str) -> int:
-    """Counts the characters before a possible mark, and before white space in front of this mark."""
+    """Returns the text's length without a possible last mark and trailing white space."""
     return len(text[: len(text) - begun_length(text, *marks)].rstrip(SPACE))

@@ -1,7 +1,7 @@
 """Short names of models on the hub, and the shapes of real models.
 
-A short name is a file `configs/models/NAME.toml` with the model's place and terms. The shape is a preset: the published
-`config.json`, without defaults and with its older keys `rope_theta` and `rope_scaling`, for random packs and planning.
+A short name is a file `configs/models/NAME.toml` with the model's place and terms. A shape is a preset: the published
+`config.json`, without defaults and with the older keys `rope_theta` and `rope_scaling`.
 """
 
 import copy
@@ -92,7 +92,7 @@ PRESETS: Final[Mapping[str, Mapping[str, object]]] = {
 
 
 def preset(name: str) -> dict[str, object]:
-    """Returns a copy of the config.json of `name`. Raises UserError that lists the names."""
+    """Returns a copy of the config.json of `name`. Raises UserError."""
     try:
         return copy.deepcopy(dict(PRESETS[name]))
     except KeyError:
@@ -105,7 +105,8 @@ _FOLDERS = tuple(Path(__file__).parents[up] / "configs" / "models" for up in (1,
 
 @dataclass(frozen=True)
 class Alias:
-    """`repo` is "org/name", `revision` a branch, tag or commit, `shape` a preset. `gated`: has a licence to accept."""
+    """`repo`: "org/name". `revision`: a branch, tag or commit. `shape`: a preset. `gated`: a licence must be
+    accepted."""
 
     name: str
     repo: str
@@ -118,7 +119,7 @@ class Alias:
 
 @functools.cache
 def aliases() -> Mapping[str, Alias]:
-    """Returns name -> Alias, sorted; empty if the installation lacks the files."""
+    """Returns name -> Alias, sorted."""
     folder = next((folder for folder in _FOLDERS if folder.is_dir()), None)
     found: dict[str, Alias] = {}
     for path in sorted(folder.glob("*.toml")) if folder else ():

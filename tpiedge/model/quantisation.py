@@ -27,8 +27,8 @@ _WITHOUT_GROUPS = -1
 
 @dataclass(frozen=True)
 class Quantisation:
-    """`group` inputs share a scale (None: all inputs do). `zero_offset` is added to each stored zero point. If
-    `symmetric`, all zero points are 8. With `act_order`, each input names its group."""
+    """`group` inputs (None: all) share a scale. `zero_offset` is added to stored zero points. `symmetric`: all zero
+    points are 8. `act_order`: inputs name their groups."""
 
     method: str  # "gptq" or "awq"
     group: int | None
@@ -43,13 +43,12 @@ class Quantisation:
 
     @property
     def precision(self) -> Precision:
-        """The smallest precision with which a pack adds little or no error."""
+        """The smallest precision that adds little or no error."""
         return Precision.Q4 if self.symmetric and not self.is_apart else Precision.Q8
 
     @staticmethod
     def of(config: ConfigFields, old: tuple[Path, bytes] | None = None) -> "Quantisation | None":
-        """Reads the object in config.json, or else the `old` file (path, content). Returns None for plain weights.
-        Raises UserError for other methods."""
+        """Reads config.json, or else the `old` file (path, content). None: plain weights. Raises UserError."""
         if old and QUANTISATION_KEY not in config.values:
             path, data = old
             renamed = {_OLD_NAMES.get(key, key): one for key, one in parse_json(data, str(path)).items()}
@@ -88,7 +87,7 @@ _SCALE_DTYPES = ("F16", "BF16", "F32")
 def joined_tensors(
     tensors: Mapping[str, SourceTensor], quantisation: Quantisation
 ) -> dict[str, StoredTensor]:
-    """Replaces the parts of each NAME by NAME.weight. Raises UserError for parts that do not fit together."""
+    """Joins the parts of each NAME to NAME.weight. Raises UserError."""
     joined: dict[str, StoredTensor] = {}
     parts: set[str] = set()
     for name in tensors:
@@ -106,8 +105,7 @@ def rounded_matrices(
     quality: Quality | None,
     quantisation: Quantisation | None = None,
 ) -> Iterator[str]:
-    """Yields a line about each kind of GGUF, GPTQ or AWQ matrices that the pack rounds. `quality` tells which matrices
-    are rounded; if it is None, their GGUF types tell."""
+    """Yields a line for each kind of rounded matrices. Without `quality`, GGUF types tell."""
     noisy = {one.tensor for one in quality.tensors if one.error.noise > 0} if quality else set()
     found: Counter[tuple[str, str]] = Counter()
     for key, blob in spec.blobs.items():

@@ -1,8 +1,7 @@
-"""Rotary position embedding: the inverse frequencies of every scaling that Llama-like models use.
+"""Rotary position embedding: the inverse frequencies of Llama-like models' scalings.
 
-The frequencies equal those of transformers 5 (`modeling_rope_utils.py`) to f32 rounding: powers are in f64; other
-numbers are in f32, computed in the same order. One rounding of a frequency turns the angle at position 100,000 by 0.01.
-`decimal` rounds logarithms and exponentials correctly, so all machines get the same bits, unlike with libm and numpy.
+Frequencies equal those of transformers 5 (`modeling_rope_utils.py`) to f32 rounding: powers are in f64, other numbers
+in f32. `decimal` gives all machines the same bits, unlike libm and numpy.
 """
 
 import functools
@@ -32,7 +31,7 @@ _DIGITS: Final = Context(28, ROUND_HALF_EVEN, Emin=-999_999, Emax=999_999, traps
 
 @dataclass(frozen=True)
 class RopeConfig:
-    """`max_positions` is the context length, `original_positions` the context length of pretraining (yarn, llama3)."""
+    """`max_positions`: the context length. `original_positions`: the context length of pretraining (yarn, llama3)."""
 
     kind: RopeKind
     theta: Annotated[float, Meta(ge=1.0001, le=1e12)]
@@ -90,9 +89,9 @@ class RopeConfig:
 
 @functools.lru_cache(maxsize=64)  # every step asks for them
 def rope_frequencies(rope: RopeConfig, head_dim: int) -> tuple[Frequencies, float]:
-    """Returns (inverse frequencies, f32 [head_dim / 2], read-only; factor on cos and sin). "dynamic" changes nothing:
-    models are used within `max_positions`."""
+    """Returns (inverse frequencies, f32 [head_dim / 2], read-only; factor on cos and sin)."""
     exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
+    # One rounding of a frequency turns the angle at position 100,000 by 0.01.
     log = _DIGITS.ln(Decimal.from_float(float(np.float32(rope.theta))))
     exact = (
         _DIGITS.exp(_DIGITS.multiply(Decimal.from_float(exponent), log)) for exponent in exponents.tolist()
@@ -102,6 +101,7 @@ def rope_frequencies(rope: RopeConfig, head_dim: int) -> tuple[Frequencies, floa
         return _yarn(rope, powers), _yarn_scale(rope)
     if rope.kind == "llama3":
         return _llama3(rope, _ONE / powers), 1.0
+    # "dynamic" changes nothing: models are used within `max_positions`.
     return _ONE / powers / np.float32(rope.factor if rope.kind == "linear" else 1), 1.0
 
 

@@ -1,12 +1,12 @@
 """Finds the folder of a model by the name that a user types, without network.
 
-Pulled models have the layout of huggingface_hub's cache, so that tpiedge and huggingface_hub read each other's files:
+Pulled models have the layout of huggingface_hub's cache:
 
     models--ORG--NAME/blobs/<hash>               a file; `<hash>.incomplete` while it grows
     models--ORG--NAME/snapshots/<commit>/<file>  a link to a blob
     models--ORG--NAME/refs/<revision>            the commit of a branch or tag at the last pull
 
-A snapshot appears under its commit's name when complete; the ref is written afterwards.
+A complete snapshot appears under its commit's name; the ref is written afterwards.
 """
 
 import os
@@ -28,7 +28,7 @@ DEMO = "demo"
 
 
 def resolve_model(name: str, cache: Path | None = None) -> Path:
-    """Finds the folder of "demo", a folder with config.json, an alias or "org/name[@revision]". Raises UserError."""
+    """Finds "demo", a folder, an alias or "org/name[@revision]". Raises UserError."""
     if name == DEMO:
         return Path(__file__).parent / "demo"
     folder = Path(name)
@@ -89,7 +89,7 @@ class HubName:
 
 @dataclass(frozen=True)
 class Pulled:
-    """A complete snapshot; `folder` has its commit as name."""
+    """A complete snapshot. `folder` is named by the commit."""
 
     name: HubName
     folder: Path
@@ -97,7 +97,7 @@ class Pulled:
 
 
 def parse_hub_name(text: str) -> HubName | None:
-    """Parses an alias or "org/name", with or without "@revision"; None for any other text."""
+    """Parses an alias or "org/name", perhaps with "@revision"."""
     match = _NAME.fullmatch(text)
     if match is None or any(mark in text for mark in _FORBIDDEN) or text.endswith(("/", ".lock")):
         return None
@@ -109,12 +109,11 @@ def parse_hub_name(text: str) -> HubName | None:
 
 
 def cache_folder(given: Path | None) -> Path:
-    """Returns `given`, or TPIEDGE_CACHE, or the user's cache folder."""
     return given or Path(os.environ.get("TPIEDGE_CACHE") or user_cache_path("tpiedge"))
 
 
 def folder_label(folder: Path) -> str:
-    """Returns the name for packs of a checkpoint: "org--name" if it was pulled, else the folder's name."""
+    """Names a checkpoint's packs: "org--name" if pulled, else the folder's name."""
     real = folder.resolve()
     match = _ENTRY.fullmatch(real.parent.parent.name) if real.parent.name == "snapshots" else None
     return f"{match[1]}--{match[2]}" if match else real.name
@@ -128,7 +127,7 @@ class HubCache:
         return self.folder / f"models--{repo.replace('/', '--')}"
 
     def snapshot(self, name: HubName) -> Path | None:
-        """Returns the folder of `name` if it was pulled completely, else None."""
+        """Returns the folder of `name` if it was pulled completely."""
         entry, commit = self.entry(name.repo), name.revision
         if not _COMMIT.fullmatch(commit):
             commit = _read_ref(entry / "refs" / name.revision)
@@ -136,7 +135,7 @@ class HubCache:
         return folder if commit and folder.is_dir() else None
 
     def pulled(self) -> list[Pulled]:
-        """Lists complete models by name; the revision of a model without a ref is its commit."""
+        """Lists complete models by name. Without a ref, `revision` is the commit."""
         found: list[Pulled] = []
         for entry in sorted(self.folder.glob("models--*")):
             if (match := _ENTRY.fullmatch(entry.name)) is None:

@@ -1,5 +1,5 @@
-"""The layout of a model's pack. Units: one query head for q and o, one KV head for k and v, tiles of 128 rows for the
-FFN and the vocabulary."""
+"""The layout of a model's pack. Units: a query head for q and o, a KV head for k and v, tiles of 128 rows for FFN and
+vocabulary."""
 
 from tpiedge.errors import UserError
 from tpiedge.model.config import ModelConfig
@@ -25,7 +25,7 @@ def model_spec(config: ModelConfig) -> ModelSpec:
 
 
 def config_of_pack(pack: Pack) -> ModelConfig:
-    """Returns the pack's config. Raises UserError unless the pack holds exactly the matrices of its config."""
+    """Returns the pack's config. Raises UserError unless it fits the pack's matrices."""
     config = ModelConfig.from_json(pack.config)
     if model_spec(config).blobs != pack.spec.blobs:
         raise UserError(f"the matrices of {pack.path} are not those of its model config: pack again")

@@ -1,8 +1,5 @@
-"""Chat templates render messages as a prompt. A template is an untrusted program, so it runs in a child process
-(`text_child.py`) in Jinja's sandbox, with limits on CPU, memory, output and time.
-
-Rendering a tool call in every form shows the forms that a template takes.
-"""
+"""Chat templates render messages as a prompt. Templates are untrusted programs. They run in a child process
+(`text_child.py`), in Jinja's sandbox, with limits on CPU, memory, output and time."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -33,8 +30,7 @@ class TemplateRefusal(UserError):
 
 @dataclass(frozen=True, slots=True)
 class TemplateHabits:
-    """The forms that a template takes. `text_arguments`: arguments are JSON text, not objects. `contents`: which of ""
-    and None may stand beside calls, best first."""
+    """Forms that a template takes. `text_arguments`: arguments are JSON text. `contents`: beside calls, best first."""
 
     text_arguments: bool = False
     contents: tuple[str | None, ...] = ("",)
@@ -45,8 +41,7 @@ _BEST: Final = 3
 
 
 def _habits_of(render: Callable[..., str], *, tools: bool) -> TemplateHabits:
-    """Finds a template's habits. Arguments are an object, unless the template shows a text better. Empty contents (""
-    and None) are taken if the template then shows the call and prints "None" no more often than with the first one."""
+    """Finds a template's habits by rendering a call in every form."""
 
     def tried(content: str | None, arguments: object) -> str | None:
         call = {"id": _ID, "type": "function", "function": {"name": "look", "arguments": arguments}}
@@ -61,11 +56,13 @@ def _habits_of(render: Callable[..., str], *, tools: bool) -> TemplateHabits:
             return None
 
     best, habits = 0, CALLS_AS_OBJECTS
+    # Arguments are an object, unless the template shows a text better.
     for arguments in (_ARGUMENTS, _TEXT):
         texts = {content: tried(content, arguments) for content in ("", None)}
         quality = max(map(_quality, texts.values()))
         if quality > best:
             fitting = {content: str(text) for content, text in texts.items() if _quality(text) == quality}
+            # Another content must not show "None" more often than the first one.
             nones = next(iter(fitting.values())).count("None")
             contents = (content for content, text in fitting.items() if text.count("None") <= nones)
             best, habits = quality, TemplateHabits(arguments is _TEXT, tuple(contents))
@@ -75,7 +72,7 @@ def _habits_of(render: Callable[..., str], *, tools: bool) -> TemplateHabits:
 
 
 def _quality(text: str | None) -> int:
-    """Rates the arguments in a rendered text: 0 no text, 1 absent, 2 in Python's notation or escaped, 3 JSON."""
+    """Rates arguments: 0 no text, 1 absent, 2 Python or escaped, 3 JSON."""
     if text is None:
         return 0
     if _NEEDLE not in text:
@@ -93,7 +90,7 @@ _SUFFIX = ".jinja"
 
 
 class ChatTemplate:
-    """One model's templates, keyed by name ("default", "tool_use"), with its special tokens as variables."""
+    """One model's templates by name ("default", "tool_use"), with its special tokens."""
 
     def __init__(
         self, templates: Mapping[str, str], special_tokens: Mapping[str, str], *, wall_s: float = 30.0
@@ -105,7 +102,7 @@ class ChatTemplate:
 
     @staticmethod
     def open(folder: Path, special_tokens: Mapping[str, str]) -> "ChatTemplate":
-        """Reads the template files, tokenizer_config.json, or chat_template.json. Raises UserError."""
+        """Reads template files or the tokenizer's config. Raises UserError."""
         templates = templates_of(folder)
         if not templates:
             raise UserError(
@@ -122,8 +119,8 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """Renders `messages` (JSON values) with `variables`, the model's switches. Blocks. Raises TemplateRefusal if
-        other messages may work, UserError for a broken template or a limit, and ChildLost as TextProcess does."""
+        """Renders `messages` with `variables`, the model's switches. Blocks. Raises TemplateRefusal, UserError,
+        ChildLost."""
         template = self.source(tools=tools is not None)
         if not template:
             names = quote(", ".join(sorted(self._templates)))
@@ -154,13 +151,13 @@ class ChatTemplate:
         return self._habits[source]
 
     def source(self, *, tools: bool) -> str:
-        """Returns the template for chats with or without tools; "" if missing."""
+        """Returns the template with or without tools; "" if missing."""
         usual = self._templates.get("default", "")
         return self._templates.get("tool_use", usual) if tools else usual
 
 
 def templates_of(folder: Path) -> Mapping[str, str]:
-    """Returns name -> template. Precedence: files, tokenizer_config.json, chat_template.json. Raises UserError."""
+    """Returns name -> template. Files come before JSON. Raises UserError."""
     templates = _templates_of_json(folder, "tokenizer_config.json")
     templates = templates or _templates_of_json(folder, "chat_template.json")
     names = list_files(folder, ADDITIONAL_TEMPLATES, _SUFFIX)

@@ -1,8 +1,8 @@
-"""Encodes text and renders chat templates in a child process, which any job may kill: tokenizers and templates are
-untrusted. Jinja's immutable sandbox hides Python's objects; memory, CPU time and files are limited.
+"""Encodes text and renders chat templates in a child process: tokenizers and templates are untrusted. Jinja's
+immutable sandbox hides Python's objects. Memory, CPU time and files are limited.
 
-`text_process.py` starts `python -I -S text_child.py FOLDER...`, with its packages' folders and, as standard input, a
-socket. The process imports nothing of tpiedge, to start fast, and ends when the socket closes.
+`text_process.py` starts `python -I -S text_child.py FOLDER...`, with packages' folders. Standard input is a socket. The
+process imports nothing of tpiedge, to start fast.
 
 A frame is its body's length (u32), a letter, a number (u16: a job's limit in CPU seconds) and the body. Jobs: `O` opens
 a tokenizer.json. Other jobs have JSON as body: `L` limits memory, `R` renders, `A` adds tokens, `E` encodes, `C`
@@ -73,7 +73,7 @@ def send(link: int, letter: bytes, body: bytes, number: int = 0) -> None:
 
 
 def limit_time(cpu_s: float) -> None:
-    """Limits CPU time from now on (0: no limit). At the limit a signal ends the process, also in native code."""
+    """Limits CPU time from now on (0: no limit). The limit ends the process."""
     signal.setitimer(signal.ITIMER_PROF, cpu_s)
 
 
@@ -103,7 +103,7 @@ class _TooLong(Exception):
 
 
 def limit_memory(nbytes: int) -> None:
-    """Limits this process's memory for good. On macOS, which has no such limit, only the parent's deadline helps."""
+    """Limits this process's memory for good, except on macOS."""
     import resource
 
     for kind, value in ((resource.RLIMIT_AS, nbytes), (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_CORE, 0)):
@@ -115,7 +115,7 @@ def limit_memory(nbytes: int) -> None:
 
 
 def own_memory() -> int:
-    """Returns the size of this process's address space; 1 TiB if unknown."""
+    """Returns the size of this process's address space."""
     try:
         with open("/proc/self/statm", encoding="ascii") as file:
             return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
@@ -131,7 +131,7 @@ class LoadedTokenizer:
         self._backend: Any = None
 
     def do(self, letter: bytes, body: bytes) -> Any:
-        """Does the job of a frame, `O`, `A`, `E` or `C`; `O` must come first. Raises the library's errors."""
+        """Does a job: `O` first, then `A`, `E` or `C`. Raises library errors."""
         if letter == b"O":
             from tokenizers import Tokenizer
 
@@ -155,9 +155,8 @@ class LoadedTokenizer:
         ]
 
     def _add(self, tokens: Sequence[tuple[str, Mapping[str, bool]]]) -> dict[str, Any]:
-        """Adds tokens. Returns a table for decoding: `vocabulary` (text -> id), `added()`, `parts` (base64 of each id's
-        bytes within a text), `heads` (the text of ids that differ at a text's beginning). Raises ValueError if the
-        library decodes differently."""
+        """Adds tokens. Returns `vocabulary` (text -> id), `added`, `parts` (base64 of each id's bytes), `heads` (texts
+        that differ at a text's beginning). Raises ValueError."""
         from tokenizers import AddedToken
 
         self._backend.add_tokens([AddedToken(text, **flags) for text, flags in tokens])
@@ -177,7 +176,7 @@ class LoadedTokenizer:
         }
 
     def _encode(self, text: str, *, special: bool, parse: bool, most: int) -> list[int] | int:
-        """Returns the ids; if a lower bound of their number exceeds `most` (0: no limit), returns this bound."""
+        """Returns ids, or a lower bound of their number beyond `most` (0: no limit)."""
         if most and len(text) > most // 4:  # a shorter text rarely has more tokens
             count = 0
             for start in range(0, len(text), _PIECE):
@@ -192,7 +191,6 @@ class LoadedTokenizer:
             self._backend.encode_special_tokens = False
 
     def _count_all(self, text: str) -> int:
-        """Counts tokens in pieces of the text, which end before a space where possible."""
         count = start = 0
         while start < len(text):
             end = start + _COUNTED_PIECE
@@ -232,7 +230,7 @@ class LoadedTokenizer:
         return parts, heads
 
     def _check(self, parts: Sequence[bytes | None], heads: Mapping[int, str]) -> None:
-        """Raises ValueError unless `parts` and `heads` decode whole tokens and byte tokens as the library does."""
+        """Raises ValueError unless `parts` and `heads` decode like the library."""
         bytes_of = {part: number for number, part in enumerate(parts) if part is not None and len(part) == 1}
         runs = [[bytes_of.get(bytes([byte])) for byte in mark.encode() * 2] for mark in "aé你😀"]
         texts = [(part or b"").decode("utf-8", "ignore").encode() for part in parts]
@@ -251,8 +249,7 @@ class LoadedTokenizer:
 
 
 def _spelled_bytes(token: str) -> bytes | None:
-    """Returns the bytes that a token spells: SentencePiece's "<0xE4>", or a character per byte. None for other
-    tokens."""
+    """Returns the bytes that a token spells: "<0xE4>", or characters for bytes."""
     fallback = _FALLBACK.fullmatch(token)
     if fallback is not None:
         return bytes([int(fallback[1], 16)])
@@ -264,7 +261,7 @@ def _spelled_bytes(token: str) -> bytes | None:
 
 @cache
 def _byte_level() -> Mapping[str, int]:
-    """Returns GPT-2's alphabet: printable Latin-1 bytes stand for themselves, U+0100 and up for other bytes."""
+    """Returns GPT-2's alphabet of bytes: character -> byte."""
     shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(0x100) if byte not in shown]
     return {chr(byte): byte for byte in shown} | {chr(0x100 + i): byte for i, byte in enumerate(hidden)}
@@ -293,7 +290,7 @@ def _compiled(template: str) -> Any:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class GenerationTag(Extension):
-        """{% generation %}...{% endgeneration %}, which marks training targets: only the contents are rendered."""
+        """Renders only the contents of {% generation %}...{% endgeneration %}."""
 
         tags = {"generation"}  # noqa: RUF012
 

@@ -1,7 +1,7 @@
 """Runs a model's tokenizer or chat template in a child process (`text_child.py`).
 
-A job over its limits ends its process, and the next job starts another. A process that is killed from outside is
-replaced once. A caller waits at most `wall_s` for earlier jobs and `wall_s` for its own.
+A job over its limits ends its process; the next job starts another. A process killed from outside is replaced once. A
+caller waits at most `wall_s` for earlier jobs, and `wall_s` for its own.
 """
 
 import json
@@ -41,8 +41,8 @@ class JobFailed(ValueError):
 
 
 class TextProcess:
-    """Does one job of `text_child.py` at a time, in a process that the first job starts. Thread-safe. `what` names the
-    model's part in errors. `memory`: the bytes that the process may take. A new process repeats the jobs O and A."""
+    """Does one job of `text_child.py` at a time. Thread-safe. `what`: the model's part, for errors. `memory`: bytes. A
+    new process repeats the jobs O and A."""
 
     def __init__(self, what: str, memory: int, wall_s: float) -> None:
         self._setup = [(b"L", str(memory).encode())]
@@ -54,8 +54,7 @@ class TextProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def do(self, letter: bytes, body: bytes) -> Any:
-        """Returns the answer to a job. Blocks. Raises JobFailed; UserError if the process ended at a limit; ChildLost
-        if processes were killed from outside twice, or got too little CPU time."""
+        """Returns the answer to a job. Blocks. Raises JobFailed, ChildLost; UserError at a limit."""
         if not self._lock.acquire(timeout=self._wall_s):
             raise self._busy()
         try:
@@ -131,7 +130,7 @@ def _ended(process: "subprocess.Popen[bytes]", link: socket.socket) -> int:
 def start_linked(
     arguments: Sequence[str], environment: Mapping[str, str]
 ) -> tuple["subprocess.Popen[bytes]", socket.socket]:
-    """Starts a Python process. Returns (process, socket at the other end of its standard input). Raises ChildLost."""
+    """Starts Python. Returns (process, other end of its standard input). Raises ChildLost."""
     try:
         ours, theirs = socket.socketpair()
         with ExitStack() as unless_started, theirs:
@@ -159,7 +158,7 @@ def killed_twice(what: str) -> ChildLost:
 
 
 def _folders() -> list[str]:
-    """Locates the child's packages; without site-packages the child starts in half the time."""
+    # Without site-packages the child starts in half the time.
     folders = []
     for name in _PACKAGES:
         spec = find_spec(name)

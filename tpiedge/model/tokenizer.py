@@ -1,7 +1,7 @@
-"""Turns text into token ids and back with the model's own `tokenizer.json`, and writes the text of an answer.
+"""Turns text into token ids and back with the model's `tokenizer.json`, and writes the text of an answer.
 
-The file is untrusted, so the library that reads it runs in a process with limits (`text_child.py`). Ids become text by
-a table that the process checked against the library's decoding of the whole vocabulary.
+The file is untrusted: a process with limits reads it (`text_child.py`). Ids become text by a table that this process
+checked.
 """
 
 import base64
@@ -37,7 +37,7 @@ class TooManyTokens(Exception):
 
 
 class Tokenizer:
-    """`special_tokens`: names like "bos_token" -> texts. `vocabulary`: the text of every token -> its id."""
+    """`special_tokens`: names like "bos_token" -> texts. `vocabulary`: text -> id."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Tokenizer:
         tokens: Sequence[AddedToken] = (),
         config: ConfigFields | None = None,
     ) -> None:
-        """`library` must have opened the file; `tokens` are added; `config` may name tokens around a text."""
+        """`library` has opened the file. `tokens` are added. `config` may put BOS and EOS around texts."""
         self._library = library
         self.special_tokens = MappingProxyType(dict(special_tokens))
         table = library.do(b"A", json.dumps(tokens).encode())
@@ -59,7 +59,7 @@ class Tokenizer:
 
     @staticmethod
     def open(folder: Path, *, here: bool = False) -> "Tokenizer":
-        """Reads `tokenizer.json` and files beside it; `here` loads the library in this process. Raises UserError."""
+        """Reads `tokenizer.json` and files beside it. `here`: runs in this process. Raises UserError."""
         if not has_file(folder, "tokenizer.json"):
             older = ("tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
             if any(has_file(folder, name) for name in older):
@@ -88,7 +88,7 @@ class Tokenizer:
 
     @cached_property
     def end_ids(self) -> tuple[int, ...]:
-        """Ids of the tokens that end an answer: EOS first, then tokens found by their texts."""
+        """Ids of tokens that end an answer, EOS first."""
         own = () if self.eos_id is None else (self.eos_id,)
         return tuple(dict.fromkeys((*own, *ending_ids(self.vocabulary, self._added))))
 
@@ -98,9 +98,8 @@ class Tokenizer:
     def encode(
         self, text: str, *, add_special: bool = True, parse_special: bool = True, most: int = 0
     ) -> list[int]:
-        """Returns ids. `parse_special` reads special tokens in `text`; `add_special` adds BOS and EOS (chat templates
-        write their own). Raises UserError for half a surrogate pair, TooManyTokens for a text far longer than `most`
-        tokens (0: no limit)."""
+        """Returns ids. `add_special` adds BOS and EOS. `most`: tokens (0: no limit). Raises UserError,
+        TooManyTokens."""
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
@@ -115,7 +114,7 @@ class Tokenizer:
         return [*before, *ids, *after]
 
     def count(self, text: str) -> int:
-        """Counts the tokens of a text of any length, with "?" for half a surrogate pair. Raises UserError."""
+        """Counts tokens of a long text. Raises UserError."""
         return int(self._do(b"C", text.encode(errors="replace").decode()))
 
     def _do(self, letter: bytes, value: object) -> Any:
@@ -127,15 +126,15 @@ class Tokenizer:
         return "".join([*map(detokenizer.push, ids), detokenizer.finish()])
 
     def token_bytes(self, token_id: int) -> bytes | None:
-        """Returns the bytes that `token_id` adds within a text; None beyond the vocabulary."""
+        """Returns the bytes that `token_id` adds within a text."""
         return self._parts[token_id] if 0 <= token_id < len(self._parts) else None
 
     def head_bytes(self, token_id: int) -> bytes:
-        """Returns the bytes of `token_id` at the beginning of a text, where a decoder may drop a space."""
+        """Returns the bytes of `token_id` at the beginning of a text."""
         return self._heads.get(token_id, self.token_bytes(token_id) or b"")
 
     def all_bytes(self) -> list[bytes]:
-        """Returns `token_bytes` of every id, b"" for an id without a token. An added token has its text's bytes."""
+        """Returns the bytes of every id, added tokens included."""
         found = [part or b"" for part in self._parts]
         for number, text in self._added.items():
             found[number] = text.encode()
@@ -143,10 +142,10 @@ class Tokenizer:
 
 
 class Detokenizer:
-    """Decodes one growing sequence of ids. Special tokens appear only if in `shown`.
+    """Decodes one growing sequence of ids. Shows special tokens of `shown` only.
 
     1. The joined pieces are the library's decoding of all ids at once; bytes that are no UTF-8 become U+FFFD.
-    2. A piece never ends within a character, and only an unfinished character is held back.
+    2. Only an unfinished character is held back.
     """
 
     def __init__(
@@ -167,7 +166,7 @@ class Detokenizer:
         self._held = "".join(map(self.push, before[whole:]))
 
     def push(self, token_id: int) -> str:
-        """Adds an id. Returns the text that is now certain, often ""."""
+        """Adds an id. Returns the text that is now certain."""
         if token_id in self._skipped:
             return ""
         data = self._tokenizer.token_bytes(token_id)
@@ -181,12 +180,12 @@ class Detokenizer:
         return text
 
     def finish(self) -> str:
-        """Returns the text held back, with U+FFFD for an unfinished character. Call it once."""
+        """Returns the text held back (unfinished: U+FFFD). Call it once."""
         return self._held + self._decoder.decode(b"", final=True)
 
 
 def unfinished(tokenizer: Tokenizer, ids: Sequence[int]) -> int:
-    """Counts the last ids that hold a part of an unfinished character."""
+    """Counts the last ids of an unfinished character."""
     data = b""
     for count, token_id in enumerate(reversed(ids[-_CHARACTER:]), start=1):
         data = (tokenizer.token_bytes(token_id) or b"") + data
@@ -202,7 +201,7 @@ def unfinished(tokenizer: Tokenizer, ids: Sequence[int]) -> int:
 
 @contextmanager
 def _refusing(what: str, advice: str = "") -> Iterator[None]:
-    """Turns the library's errors, also a Rust panic (no Exception), into UserError."""
+    """Turns the library's errors, also a Rust panic, into UserError."""
     try:
         yield
     except TpiedgeError:
@@ -214,7 +213,7 @@ def _refusing(what: str, advice: str = "") -> Iterator[None]:
 
 
 def _wrapping(config: ConfigFields, tokenizer: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Returns the ids around a text if `add_bos_token` or `add_eos_token` overrule tokenizer.json, else None."""
+    """Returns ids around a text; None: as tokenizer.json says."""
     if config.raw("add_bos_token") is None and config.raw("add_eos_token") is None:
         return None
 
@@ -231,8 +230,8 @@ def _wrapping(config: ConfigFields, tokenizer: Tokenizer) -> tuple[tuple[int, ..
 
 
 class TextWriter:
-    """Writes an answer's text up to the first stop string, without half characters and parts of a stop string; writes
-    nothing without a tokenizer. Of stop strings that end at the same place, the longest is taken."""
+    """Writes an answer's text up to the first stop string. Holds back half characters and begun stop strings. Of stop
+    strings that end together, the longest counts."""
 
     def __init__(
         self,
@@ -241,7 +240,7 @@ class TextWriter:
         after: Sequence[int] = (),
         marks: Sequence[str] = (),
     ) -> None:
-        """`after`: tokens before the text. `marks`: special tokens to show. Raises UserError for an empty stop."""
+        """`after`: tokens before the text. `marks`: special tokens to show. Raises UserError."""
         if not all(stops):
             raise UserError("a stop string is empty; leave it out")
         ids = (tokenizer.token_id(mark) for mark in marks) if tokenizer else ()
@@ -253,7 +252,7 @@ class TextWriter:
         self.length = 0  # characters so far, with those held back
 
     def push(self, token: int) -> tuple[str, bool]:
-        """Adds a token. Returns (text that is now certain, whether a stop string is complete)."""
+        """Adds a token. Returns (certain text, whether a stop string is complete)."""
         if self._detokenizer is None:
             return "", False
         text = self._detokenizer.push(token)
@@ -261,7 +260,7 @@ class TextWriter:
         return self._before_stop(text)
 
     def finish(self) -> tuple[str, bool]:
-        """Returns (text that was held back, whether a stop string is complete) at the answer's end."""
+        """Returns (text held back, whether a stop string is complete)."""
         if self._detokenizer is None:
             return "", False
         text, stopped = self._before_stop(self._detokenizer.finish())

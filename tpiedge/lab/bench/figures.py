@@ -1,4 +1,4 @@
-"""Repeatable requests, figures of several runs, and varied links of a testbed, for all benches."""
+"""Requests, figures and link settings that all benches share."""
 
 import contextlib
 import itertools
@@ -41,14 +41,14 @@ def integers(flag: str, text: str, low: int, high: int) -> list[int]:
 def ask(
     cluster: LocalCluster, model: PreparedModel, prompt_tokens: int, tokens: int, *, keep: bool
 ) -> Answer:
-    """Sends a greedy request that ignores end tokens. `keep`: later requests may use the KV cache of the prompt."""
+    """Sends a greedy request that ignores EOS. `keep`: keeps the prompt's KV."""
     ids = prompt_ids(prompt_tokens, model.config.vocab_size)
     request = GenerationRequest(f"bench-{tokens}-{keep}", ids, tokens, ignore_eos=True, keep_prefix=keep)
     return collect(cluster, request, None, (), lambda _text: None)
 
 
 def prompt_ids(count: int, vocab_size: int) -> tuple[int, ...]:
-    """Returns fixed token ids that look random."""
+    """Returns fixed ids that look random."""
     return tuple((7919 * index + 13) % vocab_size for index in range(count))
 
 
@@ -63,7 +63,7 @@ def milliseconds(found: dict[str, float], digits: int = 1) -> str:
 
 @dataclass(frozen=True)
 class LinkSetting:
-    """One-way latency and rate of a testbed's links. None: unchanged; rate 0: unlimited."""
+    """One-way settings of a testbed's links. None: unchanged. Rate 0: unlimited."""
 
     latency_s: float | None = None
     bytes_per_s: float | None = None
@@ -74,8 +74,7 @@ class LinkSetting:
         return ", ".join(filter(None, (latency, rate)))
 
     def over(self, testbed: RunningTestbed | None) -> tuple[float | None, float | None]:
-        """Returns (latency, rate) from the first device to the second. Latency None: unknown; rate None: unknown or
-        unlimited."""
+        """Returns (latency, rate) between the first two devices. Rate None: unknown or unlimited."""
         latency_s, rate = self.latency_s, self.bytes_per_s
         if testbed is not None:
             way = testbed.expected(*testbed.devices[:2])
@@ -88,8 +87,7 @@ AS_THEY_ARE = LinkSetting()
 
 
 def link_settings(latency: str | None, rate: str | None, testbed: str | None) -> list[LinkSetting]:
-    """Returns every combination of '0.5,1' ms and '100,none' Mbit/s. Raises UserError, also for a latency or rate
-    without a testbed."""
+    """Returns all combinations of '0.5,1' ms and '100,none' Mbit/s. Raises UserError."""
     pairs = itertools.product(latencies(latency), rates(rate))
     found = list(dict.fromkeys(LinkSetting(*pair) for pair in pairs))
     if testbed is None and found != [AS_THEY_ARE]:
@@ -103,7 +101,7 @@ def latencies(text: str | None) -> list[float | None]:
 
 
 def rates(text: str | None) -> list[float | None]:
-    """Parses '100,none' (Mbit/s) as bytes per second, with 0 for none. Raises UserError."""
+    """Parses '100,none' (Mbit/s) as [12_500_000.0, 0] (bytes per second). Raises UserError."""
     if text is None:
         return [None]
     items = ["0" if item.strip() == "none" else item for item in text.split(",")]
@@ -111,7 +109,7 @@ def rates(text: str | None) -> list[float | None]:
 
 
 class Dial:
-    """Changes the links of a running testbed of two devices or more, and restores them."""
+    """Changes the links of a running testbed for a block."""
 
     def __init__(self, testbed: RunningTestbed) -> None:
         self._testbed = testbed
@@ -120,7 +118,7 @@ class Dial:
 
     @contextlib.contextmanager
     def turned(self, setting: LinkSetting) -> Iterator[None]:
-        """Applies `setting` for the block; one factor scales all latencies. Raises UserError, ResourceError."""
+        """Applies `setting` for the block. Raises UserError, ResourceError."""
         if setting == AS_THEY_ARE:
             yield
             return
@@ -146,7 +144,7 @@ class Dial:
 
 
 def check_devices(name: str, nodes: int) -> None:
-    """Raises UserError unless the testbed has at least two devices, and at least `nodes`."""
+    """Raises UserError unless the testbed has at least 2 and `nodes` devices."""
     devices = len(describe(name).devices)
     if devices < max(2, nodes):
         raise UserError(f"the testbed {name} has {counted(devices, 'device')}: {max(2, nodes)} are needed")

@@ -48,8 +48,8 @@ Run = Callable[[Linear, int], object]
 
 @dataclass(frozen=True)
 class Case:
-    """A kernel for one number of tokens. `nbytes`: bytes that a call must move; `operations` are multiplications and
-    additions, on 8-bit numbers if `int8`. `streams`: bytes come from memory, not a cache."""
+    """A kernel for one number of tokens. `nbytes`: bytes that must move. `operations`: multiplications and additions.
+    `streams`: bytes come from memory."""
 
     kernel: str
     shape: str
@@ -76,12 +76,11 @@ class Case:
 
 @dataclass(frozen=True)
 class Rotation:
-    """`nbytes`: the least size of all copies of a case's operands together, so that no cache holds all copies."""
+    """Copies of operands, used in turn. `nbytes`: the least size of all copies."""
 
-    nbytes: int
+    nbytes: int  # more than a cache holds
 
     def copies(self, nbytes: int) -> int:
-        """Returns how many copies of operands of `nbytes` bytes are used in turn."""
         return min(32, max(2, -(-self.nbytes // max(1, nbytes))))
 
 
@@ -106,8 +105,7 @@ def check_room(
     rotation: Rotation,
     available_bytes: int,
 ) -> None:
-    """Raises OutOfMemory if the operands of a case, in all copies, exceed `available_bytes`. Call it before operands
-    are made."""
+    """Raises OutOfMemory if all copies of a case's operands exceed `available_bytes`."""
     for kernel, (hidden, columns), precision in itertools.product(kernels, shapes, precisions):
         matrices = {"project": 1, "contract": 1, "ffn": 3}.get(kernel, 0)
         own = matrix_nbytes(precision, columns, hidden, transposed=kernel == "contract")
@@ -188,8 +186,9 @@ def cases_of(
     tokens: Sequence[int],
     rotation: Rotation,
 ) -> Iterator[Callable[[], list[Case]]]:
-    """Yields functions that make cases with shared operands. Elementwise kernels are f32 only, like activations."""
+    """Yields functions that make cases with shared operands."""
     for (hidden, columns), precision, kernel in itertools.product(shapes, precisions, kernels):
+        # Elementwise kernels are f32 only, like activations.
         if kernel in (*_OF_WEIGHTS, "attention") or precision == precisions[0]:
             block = _Block(hidden, columns, precision, rotation)
             yield functools.partial(_cases, kernel, block, tokens)
@@ -241,7 +240,7 @@ def _ffn(block: _Block) -> MakeCase:
 
 
 def _attention(block: _Block) -> MakeCase:
-    """Makes cases in which the last tokens of 2048 positions attend to the cache."""
+    """Makes cases whose tokens are the last of 2048 positions."""
     heads, kv_heads, width = heads_of(block.hidden)
     stored = KVFormat(block.precision, width)
     nbytes = cache_nbytes(block.hidden, block.precision)

@@ -1,4 +1,4 @@
-"""Times kernels in alternation with torch's kernels, memory reads and the processor's peak."""
+"""Times kernels beside torch's kernels, memory reads and the processor's peak."""
 
 import itertools
 import time
@@ -48,7 +48,7 @@ class _Samples:
 
 
 class Bench:
-    """Measures cases and the machine's bounds. Without a `library`, only torch is timed. `say` gets a line per case."""
+    """Measures cases and the machine's bounds. Without `library`, times torch alone."""
 
     def __init__(self, library: KernelLibrary | None, buffer_bytes: int, say: Callable[[str], None]) -> None:
         self._library = library
@@ -58,7 +58,7 @@ class Bench:
     def measure(
         self, make: Callable[[], list[Case]], threads: Sequence[int], repeats: int
     ) -> list[dict[str, Any]]:
-        """Measures, with every number of `threads`, the cases that `make` makes. Returns JSON objects."""
+        """Measures the cases with each of `threads`. Returns JSON objects."""
         found = []
         for case in make():
             for count in threads:
@@ -94,8 +94,7 @@ def _is_native(case: Case) -> bool:
 
 
 class _CallTimer:
-    """Times one way to compute a case, in samples of about _SAMPLE_S, which use the copies of operands in turn.
-    `first_s`: the time of the first call, with loading and allocation."""
+    """Times calls of a case. `first_s`: the first call, with loading."""
 
     def __init__(self, case: Case, linear: Linear) -> None:
         self._case = case
@@ -118,8 +117,6 @@ class _CallTimer:
 
 
 def _report(case: Case, threads: int, native: bool, samples: _Samples) -> dict[str, Any]:
-    """Divides the kernel's speed by the bound's within each repeat, because a noisy neighbour slows the kernel and the
-    measured bound alike."""
     report: dict[str, Any] = {
         "kernel": case.kernel,
         "shape": case.shape,
@@ -141,6 +138,7 @@ def _report(case: Case, threads: int, native: bool, samples: _Samples) -> dict[s
         report["times_torch"] = spread([torch_s / own_s for torch_s, own_s in pairs])
     if not samples.peak_per_s:
         return report
+    # Ratios within each repeat: a noisy neighbour slows the kernel and the measured bound alike.
     bounds = list(zip(samples.own_s, samples.read_bytes_per_s, samples.peak_per_s, strict=True))
     report["peak_operations_per_s"] = spread(samples.peak_per_s)
     report["of_peak"] = spread([case.operations / own_s / peak for own_s, _, peak in bounds])

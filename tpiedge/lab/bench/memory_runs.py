@@ -37,13 +37,12 @@ class Budget:
 
     @property
     def nbytes(self) -> int:
-        """The limit of every node; without a limit, the largest predicted need."""
         if self.layout.memory_bytes is not None:
             return self.layout.memory_bytes
         return max(need.total_bytes for need in self.plan.needs)
 
     def held(self, model: PreparedModel) -> list[tuple[Sweep, Placement]]:
-        """Returns each node's sweep, and the placement of its weights."""
+        """Returns each node's sweep and weights' placement."""
         sweeps = [Sweep.of(model.pack, share, rank == 0) for rank, share in enumerate(self.plan.shares)]
         pairs = zip(sweeps, self.plan.needs, strict=True)
         return [(sweep, placed(need.weights, sweep)) for sweep, need in pairs]
@@ -53,20 +52,19 @@ class Budget:
 
 
 def budgets(text: str, model: PreparedModel, layout: Layout, capacity: int) -> list[Budget]:
-    """Returns the settings that `text` names, smallest first. Raises UserError, and OutOfMemory if a setting is
-    impossible."""
+    """Returns the settings of `text`, smallest first. Raises UserError, OutOfMemory."""
     names = dict.fromkeys(item.strip().lower() for item in text.split(","))
     found = [_budget(name, model, layout, capacity) for name in names]
     return sorted(found, key=lambda budget: budget.nbytes)
 
 
 def whole(model: PreparedModel, layout: Layout, capacity: int) -> Budget:
-    """Plans with all weights in memory. Raises OutOfMemory if this computer is too small."""
+    """Plans with all weights in memory. Raises OutOfMemory."""
     return _planned("all", model, replace(layout, keeping=Keeping(pin="all")), capacity)
 
 
 def smallest_budget(model: PreparedModel, layout: Layout, capacity: int) -> int:
-    """Returns the least bytes per node that work, a multiple of 1 MiB."""
+    """Returns the least working bytes per node, a multiple of 1 MiB."""
 
     def works(nbytes: int) -> bool:
         try:
@@ -79,7 +77,7 @@ def smallest_budget(model: PreparedModel, layout: Layout, capacity: int) -> int:
 
 
 def least(works: Callable[[int], bool], enough: int) -> int:
-    """Returns the least multiple of 1 MiB that works, in bytes; `works` must be monotonic, and true for `enough`."""
+    """Returns the least working bytes, in whole MiB. `works` must be monotonic."""
     low, high = 0, -(-enough // MIB)
     while high - low > 1:
         middle = (low + high) // 2
@@ -128,7 +126,7 @@ _IN_FLIGHT = 8
 
 
 def measure_sweep(pack: Pack, sweep: Sweep) -> DiskSpeed:
-    """Reads the sweep's pieces in order for 0.7 s, with four threads like a node. Raises ReadFault, UserError."""
+    """Reads the sweep's pieces for 0.7 s. Raises ReadFault, UserError."""
     view = memoryview(mmap.mmap(-1, _IN_FLIGHT * _READ_BYTES))
     waiting: deque[Future[int]] = deque()
     done, started, last = 0, time.perf_counter(), 0.0
@@ -180,14 +178,14 @@ class Sample:
 
     @property
     def streamed_bytes(self) -> float:
-        """Bytes per token that all nodes together read from their common disk."""
+        """Bytes per token, of all nodes together."""
         return sum(node["streamed_bytes"] for node in self.nodes)
 
 
 def measure(
     model: PreparedModel, budget: Budget, prompt_tokens: int, tokens: int, places: tuple[Place, ...] = ()
 ) -> Sample:
-    """Starts a cluster, warms it up, then decodes `tokens` tokens, one per step."""
+    """Decodes `tokens` tokens, one per step, in a fresh, warm cluster."""
     capacity = prompt_tokens + tokens
     with launch(model, budget.layout, budget.plan, capacity, places=places) as cluster:
         ask(cluster, model, prompt_tokens, min(tokens, 3), keep=False)
@@ -206,8 +204,7 @@ def _node(before: Stats, after: Stats, steps: int) -> NodeSample:
 
 
 def measure_in_group(model: PreparedModel, budget: Budget, prompt_tokens: int, tokens: int) -> "SettingRun":
-    """Measures with all nodes in one control group, limited to the sum of their budgets. Returns failures as
-    results."""
+    """Measures in a control group limited to all nodes' budgets. Returns failures."""
     limit_bytes, sample, failure = budget.nbytes * budget.layout.nodes, None, ""
     with memory_group(limit_bytes) as group:
         place = Place(prefix=("sh", "-c", ENTER, str(group.members_file)))
@@ -228,7 +225,7 @@ class GroupPeak:
 
 @dataclass(frozen=True)
 class SettingRun:
-    """A setting's sample or failure, and the disk's rate before and after the run."""
+    """A setting's sample or failure. `disk`: bytes per second before and after the run."""
 
     sample: Sample | None
     failure: str = ""
@@ -242,7 +239,7 @@ class SettingRun:
 
 
 def report(found: Sequence[Budget], runs: Mapping[str, Sequence[SettingRun]]) -> dict[str, Any]:
-    """Returns the measured part of the record. `runs` may hold, for comparison, a setting that `found` lacks."""
+    """Returns the record's measured part. `runs` may hold another setting to compare."""
     compute_s, source = _compute(runs)
     settings = {budget.name: _setting(budget, runs[budget.name], compute_s) for budget in found}
     return {
@@ -255,8 +252,7 @@ def report(found: Sequence[Budget], runs: Mapping[str, Sequence[SettingRun]]) ->
 
 
 def _compute(runs: Mapping[str, Sequence[SettingRun]]) -> tuple[float | None, str]:
-    """Returns (seconds per token, source): from the runs with all weights in memory, else from the fastest setting,
-    without its waits."""
+    """Returns (seconds per token without waits for weights, source)."""
     settings = [[run.sample for run in of_setting if run.sample is not None] for of_setting in runs.values()]
     samples = [sample for of_setting in settings for sample in of_setting]
     if not samples:
@@ -268,7 +264,6 @@ def _compute(runs: Mapping[str, Sequence[SettingRun]]) -> tuple[float | None, st
 
 
 def _unstalled(sample: Sample) -> float:
-    """Returns seconds per token minus the longest time that a node waited for weights."""
     return sample.s_per_token - max(node["stall_s"] for node in sample.nodes)
 
 
@@ -306,7 +301,6 @@ def _setting(budget: Budget, runs: Sequence[SettingRun], compute_s: float | None
 
 
 def _busy(sample: Sample) -> float:
-    """Returns the part of the time in which the busiest node was reading: near 1 if the disk is the limit."""
     return min(1.0, max(node["load_s"] for node in sample.nodes) / sample.s_per_token)
 
 

@@ -1,4 +1,4 @@
-"""Processes that only all-reduce. The bench is rank 0; the other ranks run this module as their main module."""
+"""Processes that only all-reduce. The bench is rank 0; other ranks run this module."""
 
 import gc
 import json
@@ -34,7 +34,7 @@ BEGUN, ENDED = 0, 1
 
 
 def main() -> NoReturn:
-    """Reads a job from standard input, prints where this rank listens, then reads where lower ranks listen."""
+    """Reads a job, prints this rank's address, then reads lower ranks' addresses."""
     job = json.loads(sys.stdin.buffer.readline())
     torch.set_num_threads(1)
     with ExitStack() as resources:
@@ -44,7 +44,7 @@ def main() -> NoReturn:
 
 
 def _linked(job: Mapping[str, Any], resources: ExitStack) -> tuple[Endpoint, Collection[int]]:
-    """Returns the endpoint of all links, and the ranks to which this rank connected."""
+    """Returns (endpoint of all links, ranks to which this rank connected)."""
     rank, keys = job["rank"], CurveKeys(job["public_key"], job["secret_key"])
     peer_keys = {int(peer): key for peer, key in job["peer_keys"].items()}
     links = TensorLinks(rank, keys, peer_keys, resources)
@@ -74,7 +74,8 @@ def _serve(endpoint: Endpoint, rank: int, size: int, reached: Collection[int]) -
 
 
 def confirm(group: Communicator, step: int, moment: int) -> None:
-    """Makes rank 0 wait for all ranks before and after a survey: probes and parts of a step must not meet."""
+    """Makes rank 0 wait for all ranks before and after a survey."""
+    # Probes and parts of a step must not meet.
     for rank in range(1, group.size) if group.rank == 0 else (group.rank,):
         group.send_up(torch.zeros(1, 1), rank, Tag(step, moment, 0))
 
@@ -91,8 +92,7 @@ _WARM_UP = 20
 
 
 class ReduceCluster:
-    """`nodes` processes (at least two); this one is rank 0. With `places`, the caller's thread must already be at the
-    first place. A context manager."""
+    """Processes that all-reduce, at least two. This process is rank 0; its thread must be at `places[0]`."""
 
     def __init__(self, nodes: int, places: Sequence[Place] = ()) -> None:
         self.size = nodes
@@ -121,7 +121,7 @@ class ReduceCluster:
     def measure(
         self, collective: CollectiveName, payload_bytes: int, rounds: int, wire: WirePrecision = "f32"
     ) -> list[float]:
-        """Warms up; returns seconds of each of `rounds` all-reduces of `payload_bytes` of f32. Raises PeerLost."""
+        """Returns seconds of each all-reduce of `payload_bytes` of f32. Raises PeerLost."""
         self._step += 1
         elements = payload_bytes // 4
         plan = StepPlan(

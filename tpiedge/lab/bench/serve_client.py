@@ -1,5 +1,5 @@
-"""Streams requests to an OpenAI-compatible server from one thread, with a connection per request. Bytes are kept with
-their times and parsed after the measurement, because the client shares the server's processors."""
+"""Streams requests to an OpenAI-compatible server in one thread. Parses bytes after the measurement, because client and
+server share processors."""
 
 import contextlib
 import http.client
@@ -34,8 +34,7 @@ class _Unreadable(Exception):
 def read_answer(
     sent_s: float, pieces: Sequence[Arrival], ended_s: float, prompt_tokens: int, failure: str = ""
 ) -> TimedAnswer:
-    """Parses a stream of `/v1/completions`. `failure`: the client's own error. `prompt_tokens` is the prompt's length
-    unless the server tells it."""
+    """Parses a `/v1/completions` stream. `failure`: the client's own. The server's count overrides `prompt_tokens`."""
     arrivals: list[float] = []
     done, tokens = False, 0
     try:
@@ -59,7 +58,6 @@ def read_answer(
 
 
 def _tokens_of(choice: object) -> int:
-    """Returns the number of token ids; without ids, returns 1 if there is text, else 0."""
     match choice:
         case {"token_ids": list(ids)}:
             return len(ids)
@@ -76,7 +74,7 @@ def _value(payload: bytes) -> object:
 
 
 def _events(pieces: Sequence[Arrival]) -> Iterator[Arrival]:
-    """Yields, for each event, (time when the whole line had arrived, data)."""
+    """Yields (time of the whole line, data) of each event."""
     status, rest = 0, b""
     for time_s, event in _parsed(pieces):
         if isinstance(event, h11.Response):
@@ -161,8 +159,6 @@ class ServerAddress:
 
 @dataclass(frozen=True)
 class MeasuredServer:
-    """A server, with facts of its model; unknown facts are None."""
-
     address: ServerAddress
     model: str
     context_tokens: int | None
@@ -185,7 +181,7 @@ class MeasuredServer:
         raise PeerError(f"/v1/models answers with HTTP status {status}: {sanitised_line(str(words), 200)}")
 
     def request(self, prompt: ServePrompt, tokens: int) -> bytes:
-        """Returns a request for a greedy answer of exactly `tokens` tokens."""
+        """Returns a greedy request for exactly `tokens` tokens."""
         body = {
             "model": self.model,
             "prompt": prompt,
@@ -243,7 +239,7 @@ class Streams:
         return len(self._selector.get_map())
 
     def start(self, prompt: ServePrompt, tokens: int) -> StreamedRequest:
-        """Sends a request; if the server cannot be reached, the returned request has already ended."""
+        """Sends a request. If the server is unreachable, the request has ended."""
         request = self.server.request(prompt, tokens)
         address = self.server.address
         exchange = StreamedRequest(self.clock.now(), len(prompt) if isinstance(prompt, tuple) else 0)
@@ -262,7 +258,7 @@ class Streams:
         return exchange
 
     def wait(self, limit_s: float = _SILENT_S) -> list[StreamedRequest]:
-        """Blocks until data arrives, but at most `limit_s`. Returns the requests that ended."""
+        """Blocks for at most `limit_s`. Returns the requests that ended."""
         ready = self._selector.select(min(limit_s, _SILENT_S))
         if not ready and limit_s >= _SILENT_S:
             return self._silent()

@@ -46,7 +46,7 @@ main()
 
 @dataclass(frozen=True)
 class ClusterWish:
-    """Options of `tpiedge master` (with the model) and of each worker. A process without a place runs here."""
+    """Options of master and workers. A process without a place runs here."""
 
     options: tuple[str, ...]
     workers: int
@@ -59,8 +59,8 @@ class ClusterWish:
 
 @contextmanager
 def own_cluster(wish: ClusterWish) -> Iterator[MeasuredServer]:
-    """Starts a server for the block. Raises PeerError, ResourceError. With places, the caller must be in the first
-    place's network (`RunningTestbed.inside`)."""
+    """Runs a server during the block. The caller must be in the first place's network. Raises PeerError,
+    ResourceError."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tpiedge-bench-")))
         first = free_ports(_PORTS, wish.place(0).host)
@@ -87,7 +87,7 @@ class RunningProcess:
         self._log = log
 
     def check(self) -> None:
-        """Raises PeerError, with the last line of the log, if the process has ended."""
+        """Raises PeerError with the log's last line if the process ended."""
         status = self._process.poll()
         if status is not None:
             raise PeerError(f"{self._name} ended with status {status}: {self.last_words()}")
@@ -100,7 +100,7 @@ class RunningProcess:
 
 @contextmanager
 def running_process(name: str, command: Sequence[str]) -> Iterator[RunningProcess]:
-    """Runs a process during the block; its standard input stays open. Raises ResourceError."""
+    """Runs a process during the block, with open standard input. Raises ResourceError."""
     with tempfile.TemporaryFile() as log:
         try:
             process = subprocess.Popen(
@@ -138,7 +138,7 @@ def _tpiedge(place: Place) -> list[str]:
 def await_ready(
     server: ServerAddress, path: str, processes: Sequence[RunningProcess], limit_s: float = _ALONE_S
 ) -> None:
-    """Blocks until `server` answers 200 at `path`; prints why the first of `processes` waits. Raises PeerError."""
+    """Blocks until `server` answers 200 at `path`. Raises PeerError."""
     deadline = time.monotonic() + limit_s
     said = ""
     while True:
@@ -164,7 +164,7 @@ def _is_ready(server: ServerAddress, path: str) -> bool:
 
 
 def free_ports(count: int, host: str = _LOOPBACK) -> int:
-    """Returns the first of `count` adjacent ports free at `host` and on loopback. Raises ResourceError."""
+    """Returns the first of `count` adjacent free ports. Raises ResourceError."""
     for _ in range(_TRIES):
         first = random.randrange(*_RANGE)
         wanted = range(first, first + count)

@@ -1,4 +1,4 @@
-"""Figures of a server's answers: latencies, gaps between tokens, rates, and their spread. Pure."""
+"""Figures of a server's answers: latencies, gaps between tokens, rates. Pure."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -17,8 +17,7 @@ PERCENTILES = {"p50": 50, "p90": 90, "p99": 99}
 
 @dataclass(frozen=True, slots=True)
 class TimedAnswer:
-    """A request as its client saw it, in seconds of one clock. `token_s`: when each token arrived. `error`: empty for a
-    whole answer."""
+    """A request as its client saw it. `token_s`: arrivals of tokens."""
 
     sent_s: float
     token_s: tuple[float, ...]
@@ -38,7 +37,7 @@ class TimedAnswer:
 @dataclass(frozen=True, slots=True)
 class RoundFigures:
     """Figures of a round. Times and rates leave out failed answers. `answering_tokens_per_s`: the rate while all
-    clients received answers and no prompt was computed."""
+    clients received tokens."""
 
     requests: int
     errors: int
@@ -52,7 +51,7 @@ class RoundFigures:
 
     @staticmethod
     def of(answers: Sequence[TimedAnswer], clients: int | None) -> "RoundFigures":
-        """Sums up `answers` (at least one); `clients`: None if their number varies."""
+        """Sums up `answers` (at least one). `clients` None: the number varies."""
         whole = [answer for answer in answers if not answer.error]
         failed = [answer.error for answer in answers if answer.error]
         seconds = max(answer.ended_s for answer in answers) - min(answer.sent_s for answer in answers)
@@ -72,8 +71,8 @@ class RoundFigures:
 
 @dataclass(frozen=True, slots=True)
 class LongPromptFigures:
-    """A long prompt and answers beside it. `normal_s`: gaps of the answers before the prompt; `beside_s`: gaps during
-    the prompt."""
+    """A long prompt beside answers. `normal_s`: gaps between tokens before the prompt. `beside_s`: gaps during the
+    prompt."""
 
     normal_s: Distribution
     beside_s: Distribution
@@ -86,12 +85,11 @@ class LongPromptFigures:
 
     @property
     def prompt_ratio(self) -> float:
-        """The prompt's speed beside other answers, divided by its speed alone."""
         return self.beside_tokens_per_s / self.alone_tokens_per_s
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """Returns the smallest value that at least `percent` % of `values` do not exceed. `values` must not be empty."""
+    """Returns a percentile: the nearest rank. `values` must not be empty."""
     rank = math.ceil(percent / 100 * len(values))
     return sorted(values)[max(0, rank - 1)]
 
@@ -106,7 +104,7 @@ def distribution(values: Sequence[float]) -> Distribution | None:
 
 
 def gaps_within(answers: Sequence[TimedAnswer], start_s: float, end_s: float) -> list[float]:
-    """Returns the gaps between tokens, of all answers, that overlap [start_s, end_s]."""
+    """Returns the gaps between tokens that overlap [start_s, end_s]."""
     return [
         later - earlier
         for answer in answers
@@ -116,8 +114,7 @@ def gaps_within(answers: Sequence[TimedAnswer], start_s: float, end_s: float) ->
 
 
 def rate_while_all_answer(answers: Sequence[TimedAnswer], clients: int) -> float | None:
-    """Returns tokens per second while exactly `clients` answers were between first and last token; None without such a
-    time."""
+    """Returns tokens per second while exactly `clients` answers received tokens."""
     spans = _times_of(
         clients, [(answer.token_s[0], answer.token_s[-1]) for answer in answers if answer.token_s]
     )
@@ -141,7 +138,7 @@ def _times_of(count: int, intervals: Sequence[tuple[float, float]]) -> list[tupl
 
 
 def spreads(found: Sequence[Distribution | None]) -> dict[str, dict[str, float]] | None:
-    """Returns median, minimum and maximum of each percentile over all distributions; None without distributions."""
+    """Returns the spread of each percentile."""
     known = [one for one in found if one is not None]
     return {name: spread([one[name] for one in known]) for name in (*PERCENTILES, "max")} if known else None
 
@@ -149,6 +146,6 @@ def spreads(found: Sequence[Distribution | None]) -> dict[str, dict[str, float]]
 def spread_of(
     repeats: Sequence[_Repeat], figure: Callable[[_Repeat], float | None]
 ) -> dict[str, float] | None:
-    """Returns median, minimum and maximum over the repeats that have the figure; None if no repeat has the figure."""
+    """Returns the spread over the repeats with the figure."""
     known = [value for value in map(figure, repeats) if value is not None]
     return spread(known) if known else None

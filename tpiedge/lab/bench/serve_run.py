@@ -1,5 +1,4 @@
-"""Repeats of `tpiedge bench serve`: a prompt alone, every load, a long prompt beside answers. A seed fixes prompts and
-arrivals."""
+"""Repeats of `tpiedge bench serve`. A seed fixes prompts and arrivals."""
 
 import itertools
 import json
@@ -27,7 +26,7 @@ from tpiedge.lab.bench.serve_figures import (
 
 @dataclass
 class RandomPrompts:
-    """Prompts of random token ids below `vocabulary`, which share their first `shared` tokens."""
+    """Prompts of random token ids below `vocabulary`. All share `shared` first tokens."""
 
     vocabulary: int
     shared: int
@@ -38,7 +37,6 @@ class RandomPrompts:
         self._prefix = self.unlike(self.shared)
 
     def of(self, tokens: int) -> tuple[int, ...]:
-        """Returns the next prompt, shared tokens first."""
         prefix = self._prefix[:tokens]
         return (*prefix, *self.unlike(tokens - len(prefix)))
 
@@ -48,14 +46,13 @@ class RandomPrompts:
 
 
 def arrivals(rate: float, seed: int) -> Iterator[float]:
-    """Yields arrival times of an endless Poisson process, in seconds from the start. `rate`: arrivals per second."""
+    """Yields arrivals of a Poisson process, in seconds. `rate`: arrivals per second."""
     waits = random.Random(seed)
     return itertools.accumulate(waits.expovariate(rate) for _ in itertools.count())
 
 
 def parse_prompts(text: str, name: str) -> list[ServePrompt]:
-    """Reads a prompt from each line: a JSON string, a JSON array of token ids, or the line itself. Raises UserError,
-    which has `name`, if no line has a prompt."""
+    """Reads a prompt per line: JSON or plain text. Raises UserError."""
     found = [_prompt(line) for line in text.splitlines() if line.strip()]
     if not found:
         raise UserError(f"{name} has no prompts: write one per line")
@@ -86,7 +83,7 @@ OTHERS = 3
 def by_clients(
     streams: Streams, prompts: Sequence[ServePrompt], tokens: int, clients: int
 ) -> list[TimedAnswer]:
-    """Runs a closed loop: each client sends the next prompt when its answer ends."""
+    """Runs a closed loop: each client waits for its answer."""
     left, free = iter(prompts), clients
     found: list[StreamedRequest] = []
     while free or streams.running:
@@ -101,7 +98,7 @@ def by_clients(
 def at_random(
     streams: Streams, prompts: Sequence[ServePrompt], tokens: int, arrivals: Iterable[float]
 ) -> list[TimedAnswer]:
-    """Runs an open loop: requests are sent at `arrivals`, however many are under way."""
+    """Runs an open loop: sends requests at `arrivals`, in seconds."""
     started_s = streams.clock.now()
     found = []
     for prompt, arrival_s in zip(prompts, arrivals, strict=False):
@@ -114,7 +111,7 @@ def at_random(
 
 
 def ask_alone(streams: Streams, prompt: ServePrompt) -> float:
-    """Returns a prompt's tokens per second up to the first token, without other requests. Raises PeerError."""
+    """Returns the prompt's tokens per second until the first token. Raises PeerError."""
     (answer,) = by_clients(streams, [prompt], 1, 1)
     return _prompt_rate(answer)
 
@@ -127,8 +124,8 @@ def _prompt_rate(answer: TimedAnswer) -> float:
 
 @dataclass(frozen=True)
 class LongPrompt:
-    """`prompt` and `alone` are equally long. `others`: prompts of the other answers; OTHERS run at a time, each of up
-    to `answer_tokens` tokens. `prompt` is sent when each of the first answers has `settled_tokens` tokens."""
+    """`prompt` and `alone` are equally long. OTHERS answers run at a time. `prompt` is sent when each first answer has
+    `settled_tokens` tokens."""
 
     prompt: ServePrompt
     alone: ServePrompt
@@ -138,7 +135,7 @@ class LongPrompt:
 
 
 def measure_long_prompt(streams: Streams, wanted: LongPrompt) -> LongPromptFigures:
-    """Measures `wanted.alone` without other requests, then `wanted.prompt` beside other answers. Raises PeerError."""
+    """Measures `wanted.alone`, then `wanted.prompt` beside other answers. Raises PeerError."""
     alone = ask_alone(streams, wanted.alone)
     beside = [streams.start(next(wanted.others), wanted.answer_tokens) for _ in range(OTHERS)]
     first = tuple(beside)
@@ -154,7 +151,7 @@ def measure_long_prompt(streams: Streams, wanted: LongPrompt) -> LongPromptFigur
 def _answering(
     streams: Streams, beside: list[StreamedRequest], wanted: LongPrompt, done: Callable[[], bool]
 ) -> None:
-    """Starts another answer in `beside` for each answer that ends, until `done`. Raises PeerError."""
+    """Keeps the number of running answers until `done`. Raises PeerError."""
     while not done():
         for ended in streams.wait():
             if ended not in beside:
@@ -182,13 +179,12 @@ _LONG_ANSWER = 2048
 
 @dataclass(frozen=True)
 class ServeLoad:
-    """`clients`: how many clients, which wait for their answers; None: `rate` requests per second, at random times."""
+    """Clients that wait for answers, or `rate` requests per second."""
 
     clients: int | None
     rate: float | None = None
 
     def requests(self, wanted: int | None) -> int:
-        """Returns `wanted` if given, else two per client (at least 4), or 32 for a load at random times."""
         if wanted is not None:
             return wanted
         return 32 if self.clients is None else max(4, 2 * self.clients)
@@ -199,7 +195,7 @@ class ServeLoad:
 
 @dataclass(frozen=True)
 class ServeWish:
-    """A measurement. `prompts`, if any, replace random prompts, which all begin with the same `shared` tokens."""
+    """A measurement. `prompts` replace random prompts. `shared`: first tokens that random prompts share."""
 
     loads: tuple[ServeLoad, ...]
     requests: int | None
@@ -250,7 +246,7 @@ class _Repeats:
 def measure_server(
     server: MeasuredServer, vocabulary: int, wish: ServeWish, say: Callable[[str], object]
 ) -> dict[str, Any]:
-    """Returns the record of all repeats. Prompts have token ids below `vocabulary`. Raises UserError, PeerError."""
+    """Returns the record of all repeats. Raises UserError, PeerError."""
     check_wish(wish, server.context_tokens)
     found = _Repeats(rounds={load: [] for load in wish.loads})
     with Streams(server, MonotonicClock()) as streams:
@@ -282,7 +278,7 @@ class _Measuring:
             raise PeerError(f"the server does not answer: {answer.error}")
 
     def measure(self, found: _Repeats, repeat: int) -> None:
-        """Adds a repeat to `found`. Raises PeerError if a load gets no answer."""
+        """Adds a repeat to `found`. Raises PeerError without answers."""
         self._say(f"repeat {repeat + 1} of {self._wish.repeats}")
         found.alone.append(ask_alone(self._streams, self._random.unlike(self._alone_tokens)))
         for load in self._wish.loads:

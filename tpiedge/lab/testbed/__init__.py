@@ -1,7 +1,6 @@
 """Several devices on one Linux computer: namespaces or containers, linked with latency, rate, jitter and loss.
 
-`description` and `topology` say what a testbed is. `testbed` makes a testbed of namespaces with `state` and
-`isolation`; `running` opens it for programs, `enter` runs a command on a device. `switch_process` is the process that
-forwards packets, `switch_native` its core and `switch` its protocol. `containers` makes a testbed with `docker_engine`;
-`container_agent` runs beside the switch. `measuring` measures both kinds.
+`description` and `topology` describe a testbed. `testbed` makes namespaces with `state` and `isolation`; `running`
+opens them; `enter` runs a command on a device. `switch_process` forwards packets with `switch_native`; `switch` is its
+protocol. `containers` uses `docker_engine`; `container_agent` runs beside the switch. `measuring` measures both kinds.
 """

@@ -1,14 +1,12 @@
-"""Answers one request about a testbed of containers. Runs in the switch's container, which sees the processes of the
-engine's computer:
+"""Answers one request about a testbed of containers. Runs in the switch's container, which sees the engine's processes:
 
     python -m tpiedge.lab.testbed.container_agent '{"do": "state", "pids": {"device1": 4711}}'
 
-It prints one line of JSON: the answer, or {"error": ..., "fault": "user" or "resource"}.
+Prints one line of JSON: the answer, or {"error": ..., "fault": "user" or "resource"}.
 
 `state`   returns the switch's counters, the changed links, and the use of each device's group
-`set`     applies `links`, changes as SwitchClient.set_links takes them, and adds `remember` to the changed links
-          that `state` returns
-`measure` returns round trips, which may take `longest_rtt_s`, and throughput from the first of `devices` to the second;
+`set`     applies `links` (see SwitchClient.set_links) and adds `remember` to the changed links of `state`
+`measure` returns throughput and round trips (`longest_rtt_s`: the longest) from the first of `devices` to the second;
           a device has name, address and pid
 """
 
@@ -58,8 +56,7 @@ def _answer(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _use(pid: int) -> dict[str, Any]:
-    """Returns the use of a device's control group, read through a process of the group: a container sees only its own
-    group."""
+    # A container sees only its own group, so read through a process of the group.
     groups = Path(f"/proc/{pid}/root/sys/fs/cgroup")
     old = (groups / "memory" / "memory.limit_in_bytes").exists()
     controllers, group = Controllers(None, 0, groups, 1 if old else 2), "memory" if old else "."

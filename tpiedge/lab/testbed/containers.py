@@ -1,6 +1,6 @@
-"""A testbed of containers: one per device, and one with the switch, which makes the devices' interfaces.
+"""A testbed of containers: one per device, and one with the switch.
 
-Needs a docker engine on Linux, here or in a virtual machine, but no root here.
+Needs a docker engine on Linux, here or in a virtual machine. Needs no root here.
 """
 
 import contextlib
@@ -47,7 +47,7 @@ class Containers:
 
     @property
     def state(self) -> str:
-        """One of: up; starting; abandoned (the maker is gone, or nothing runs); broken (the switch ended)."""
+        """A word: up, starting, abandoned or broken (the switch ended)."""
         if self.switch is None:
             return "abandoned"
         if self.switch.status == "created":
@@ -63,24 +63,24 @@ class Containers:
         return Topology(parse_description(text, f"the testbed {self.name}"))
 
     def topology_now(self, state: Mapping[str, Any]) -> Topology:
-        """Returns the topology with the changed links of the agent's answer `state`."""
+        """Returns the topology with the changed links of the answer `state`."""
         topology = self.topology
         for member, (up, down) in state["links"].items():
             topology = topology.with_links(member, Link(**up), Link(**down))
         return topology
 
     def connected(self, device: str) -> bool:
-        """Whether the device runs, and has not restarted since the switch started."""
+        """Whether the device runs, and has its link."""
         found = self.devices.get(device)
         return bool(found and self.switch and found.running and found.started < self.switch.started)
 
     @property
     def pids(self) -> dict[str, int]:
-        """Ids of the running devices' first processes, on the engine's computer."""
+        """First processes of running devices, on the engine's computer."""
         return {name: device.pid for name, device in self.devices.items() if device.running}
 
     def require(self, device: str) -> Container:
-        """Raises ResourceError unless the device runs and has its link."""
+        """Raises ResourceError unless the device is connected."""
         if not self.connected(device):
             raise ResourceError(f"the container of {device} has ended: tpiedge testbed down {self.name}")
         return self.devices[device]
@@ -99,8 +99,7 @@ class DockerTestbeds:
         return sorted({container.labels[LABEL] for container in self._engine.found(LABEL)})
 
     def up(self, scenario: Scenario, say: Say) -> None:
-        """Removes leftovers and brings a testbed up. Raises ResourceError, and UserError if the testbed is up or
-        starting, or the engine lacks the image. A failed start leaves nothing."""
+        """Brings a testbed up; a failed start leaves nothing. Raises UserError, ResourceError."""
         name, description, engine = scenario.name, scenario.description, self._engine
         self._clear(name, say)
         engine.require_image(self._image)
@@ -115,7 +114,7 @@ class DockerTestbeds:
             raise
 
     def down(self, name: str) -> bool:
-        """Removes all containers, in any state. Returns whether there were any."""
+        """Removes all containers. Returns whether there were any."""
         found = self._engine.found(f"{LABEL}={name}")
         # The switch goes last: it says what the testbed is.
         for container in sorted(found, key=lambda one: one.labels.get(MEMBER) == SWITCH):
@@ -123,7 +122,7 @@ class DockerTestbeds:
         return bool(found)
 
     def status(self, name: str) -> dict[str, Any] | None:
-        """Returns a record like `status_of`'s, with the keys of docker testbeds; None if there are no containers."""
+        """Returns a record like `status_of`'s, with docker's keys."""
         found = self.find(name)
         return None if found is None else _status(self._engine, found)
 
@@ -175,7 +174,6 @@ class DockerTestbeds:
         return made
 
     def _start_switch(self, switch: str, description: Description, pids: Mapping[str, int]) -> None:
-        """Starts the switch, and returns when packets flow. Raises ResourceError."""
         namespaces = {name: Path(f"/proc/{pid}/ns/net") for name, pid in pids.items()}
         plan = Topology(description).switch_plan(namespaces)
         self._engine.put(switch, PLAN_FILE, plan.to_json().encode() + b"\n")
@@ -191,7 +189,7 @@ class DockerTestbeds:
 
 
 def in_containers(name: str) -> bool:
-    """Whether there is a testbed of containers with this name; False if no engine answers within 2 s."""
+    """Whether a testbed of containers has this name; False without an engine."""
     try:
         return name in DockerTestbeds(ContainerEngine(2.0), "").names()
     except TpiedgeError:
@@ -215,7 +213,7 @@ class AttachedContainers:
         return self._topology.expected(source, target)
 
     def measure(self, source: str, target: str) -> Measured:
-        """Measures in the switch's container with sockets in the devices' networks. Raises ResourceError."""
+        """Measures a pair in the switch's container. Raises ResourceError."""
         found, addresses = self._found, self._topology.addresses
         devices = [
             {"name": name, "address": addresses[name], "pid": found.require(name).pid}
@@ -226,13 +224,13 @@ class AttachedContainers:
         return Measured(**ask(self._engine, found, request))
 
     def execute(self, device: str, command: Sequence[str]) -> int:
-        """Runs a command on the device; returns its exit status. Raises UserError, ResourceError."""
+        """Runs a command; returns its exit status. Raises UserError, ResourceError."""
         self._topology.description.device(device)
         return run_here(self._found.require(device).id, command)
 
 
 def ask(engine: ContainerEngine, found: Containers, request: Mapping[str, object]) -> dict[str, Any]:
-    """Runs container_agent.py. Raises UserError or ResourceError if the agent's answer says so."""
+    """Runs container_agent.py. Raises the agent's UserError or ResourceError."""
     if found.switch is None or not found.switch.running:
         raise ResourceError(
             f"the switch of the testbed {found.name} has ended: tpiedge testbed down {found.name}"

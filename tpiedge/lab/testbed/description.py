@@ -1,4 +1,4 @@
-"""A testbed as a tree of routers with devices as leaves, and its TOML file with quantities like "0.25 ms"."""
+"""A testbed as a tree of routers with devices as leaves, and its TOML file."""
 
 import re
 import tomllib
@@ -21,7 +21,7 @@ _FOLDERS = tuple(Path(__file__).parents[up] / "configs" / "testbeds" for up in (
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One direction. Up to `jitter_s` is added to `latency_s`. `loss` is a fraction; `bytes_per_s` None: no limit."""
+    """One direction. Up to `jitter_s` is added to `latency_s`. `loss`: a fraction. `bytes_per_s` None: no limit."""
 
     latency_s: float = 0.0
     jitter_s: float = 0.0
@@ -31,7 +31,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Router:
-    """`up` leads towards `uplink`. The root has no uplink; its links have no meaning."""
+    """`up` leads towards `uplink`. The root's links have no meaning."""
 
     name: str
     uplink: str | None
@@ -41,7 +41,7 @@ class Router:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A device's limits (None: no limit). `swap_bytes` come on top of `memory_bytes`."""
+    """`swap_bytes` come on top of `memory_bytes`."""
 
     name: str
     uplink: str
@@ -65,7 +65,7 @@ class Description:
         return (*self.routers, *self.devices)
 
     def device(self, name: str) -> Device:
-        """Raises UserError, which lists the devices, for an unknown name."""
+        """Raises UserError for an unknown name."""
         found = next((device for device in self.devices if device.name == name), None)
         if found is None:
             names = ", ".join(device.name for device in self.devices)
@@ -81,13 +81,13 @@ class Scenario:
 
 
 def shipped_scenarios() -> dict[str, Path]:
-    """Returns name -> file, sorted by name; empty if the files are not installed."""
+    """Returns name -> file, sorted by name."""
     folder = next((folder for folder in _FOLDERS if folder.is_dir()), None)
     return {path.stem: path for path in sorted(folder.glob("*.toml"))} if folder else {}
 
 
 def load_scenario(given: str, name: str | None = None) -> Scenario:
-    """Loads a file if `given` has a slash or ends in .toml, else a shipped scenario. Raises UserError."""
+    """Loads a file or a shipped scenario. Raises UserError."""
     path = Path(given)
     if "/" not in given and not given.endswith(".toml"):
         shipped = shipped_scenarios()
@@ -166,7 +166,7 @@ def format_part(part: float) -> str:
 
 
 def parse_description(text: str, source: str) -> Description:
-    """Raises UserError, one line that names `source`, table and key."""
+    """Raises UserError that names `source`, table and key."""
     try:
         return _description(tomllib.loads(text))
     except UserError as error:
@@ -255,7 +255,7 @@ def _device(place: str, table: Mapping[str, Any], defaults: Mapping[str, Any]) -
 
 
 def _uplink(place: str, table: Mapping[str, Any], defaults: Mapping[str, Any]) -> tuple[str, Link, Link]:
-    """Returns (uplink, link up, link down). `table` overrides `defaults`; a direction's key overrides the plain key."""
+    """Returns (uplink, link up, link down). `table` overrides `defaults`."""
     if not isinstance(table["uplink"], str):
         raise UserError(f"{place}: uplink must be the name of a router")
     up, down = (_link(place, way, table, defaults) for way in ("up_", "down_"))
@@ -302,7 +302,6 @@ def _size(value: object, least: int) -> int:
 
 
 def _check_tree(description: Description) -> None:
-    """Raises UserError unless the description is a tree of allowed size."""
     if not description.devices:
         raise UserError("it has no device: add [[device]] tables")
     if not description.routers:

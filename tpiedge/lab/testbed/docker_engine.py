@@ -1,7 +1,7 @@
 """A docker engine, reached through the command `docker`, and a testbed's containers.
 
-Labels on containers are the only record: the switch's labels have the description and the maker. The switch's container
-is made first and started last. So any command can use and remove a testbed, even after a crash.
+Labels are the only record, so any command can remove a testbed, even after a crash. The switch's labels have the
+description and the maker. The switch's container is made first and started last.
 """
 
 import io
@@ -42,7 +42,7 @@ _PYTHON = ("python", "-P", "-m")
 
 @dataclass(frozen=True)
 class ContainerSpec:
-    """`flags`: the flags of `docker create`, for limits and rights."""
+    """`flags`: of `docker create`, for limits and rights."""
 
     name: str
     hostname: str
@@ -64,7 +64,7 @@ class Maker:
 
     @property
     def alive(self) -> bool:
-        """Whether the process lives; a process on another computer counts as ended."""
+        """Whether the process lives; False on another computer."""
         return self.node == platform.node() and self.process.alive
 
 
@@ -74,8 +74,7 @@ def container_name(testbed: str, member: str) -> str:
 
 
 def device_spec(testbed: str, device: Device, processors: int) -> ContainerSpec:
-    """Describes a device's container, whose command only keeps the container running. A CPU limit that is not below
-    `processors` is left out."""
+    """Describes a device's container. Leaves out CPU limits of `processors` or more."""
     flags = ["--init"]
     if device.cpus is not None and device.cpus < processors:
         quota, period = cpu_quota_us(device.cpus)
@@ -91,8 +90,7 @@ def device_spec(testbed: str, device: Device, processors: int) -> ContainerSpec:
 
 
 def switch_spec(testbed: str, text: str, maker: Maker) -> ContainerSpec:
-    """Describes the switch's container, which enters network namespaces by process ids. Put the plan into PLAN_FILE
-    before the container starts."""
+    """Describes the switch's container. Put the plan into PLAN_FILE before the start."""
     run = " ".join(("exec", *_PYTHON, "tpiedge.lab.testbed.switch_process", SOCKET, "<", PLAN_FILE))
     made_by = msgspec.json.encode(maker).decode()
     flags = (
@@ -111,7 +109,6 @@ def switch_spec(testbed: str, text: str, maker: Maker) -> ContainerSpec:
 
 
 def maker_of(labels: Mapping[str, str]) -> Maker | None:
-    """Reads the maker from a switch's labels; None if the labels lack one."""
     try:
         return msgspec.json.decode(labels[_MAKER], type=Maker)
     except (KeyError, ValueError):
@@ -124,8 +121,8 @@ def agent_command(request: Mapping[str, object]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Container:
-    """A container. `status`: docker's word (created, running, exited ...). `pid`: the first process, or 0. `started`:
-    orders containers by their last start."""
+    """`status`: docker's word, like "running". `pid`: the first process, or 0. `started`: orders containers by last
+    start."""
 
     id: str
     labels: Mapping[str, str]
@@ -140,8 +137,7 @@ class Container:
 
 
 class ContainerEngine:
-    """The engine of DOCKER_HOST or docker's settings. The constructor raises UserError if the engine is unusable;
-    methods raise ResourceError."""
+    """The engine of docker's settings. The constructor raises UserError; methods raise ResourceError."""
 
     def __init__(self, timeout_s: float = 60.0) -> None:
         self._timeout_s = timeout_s
@@ -167,7 +163,7 @@ class ContainerEngine:
             )
 
     def found(self, label: str) -> list[Container]:
-        """Returns all containers with the label ("key" or "key=value"), running or not."""
+        """Returns all containers with the label "key" or "key=value"."""
         listed = self._docker("ps", "--all", "--quiet", "--no-trunc", f"--filter=label={label}").split()
         seen = (self._inspected(each) for each in listed)
         return [container for container in seen if container is not None]
@@ -201,7 +197,7 @@ class ContainerEngine:
         return started
 
     def status(self, container: str) -> str:
-        """Returns docker's word for the status, or "" if the container is gone."""
+        """Returns docker's word for the status; "" if gone."""
         found = self._inspected(container)
         return found.status if found is not None else ""
 
@@ -220,7 +216,7 @@ class ContainerEngine:
         self._docker("cp", "-", f"{container}:{folder or '/'}", stdin=packed.getvalue())
 
     def run(self, container: str, command: Sequence[str]) -> tuple[str, str]:
-        """Runs `command` in a running container; returns (standard output, standard error)."""
+        """Runs `command`; returns (standard output, standard error)."""
         ended = self._ended("exec", container, *command)
         return ended.stdout.decode(errors="replace"), ended.stderr.decode(errors="replace")
 
@@ -268,7 +264,7 @@ def _check(ended: "subprocess.CompletedProcess[bytes]", doing: str) -> None:
 
 
 def run_here(container: str, command: Sequence[str]) -> int:
-    """Runs a command in a container with this process's standard streams and signals. Returns the command's status."""
+    """Runs a command with this process's streams and signals. Returns its status."""
     pid_file = f"/tmp/tpiedge-{secrets.token_hex(8)}"
     terminal = ("--tty",) if sys.stdin.isatty() and sys.stdout.isatty() else ()
     announced = ("sh", "-c", f'echo $$ > {pid_file}; exec "$@"', "sh", *command)

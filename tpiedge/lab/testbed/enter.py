@@ -1,7 +1,7 @@
 """Becomes a command inside a device: `python -I -S enter.py NAMESPACE [MEMBERS...] -- COMMAND...`.
 
 NAMESPACE is a network namespace's file. MEMBERS are control groups' files for process ids. The process keeps its id,
-signals and standard input. This file imports only the standard library, because it runs for each process.
+signals and standard input. This file imports only the standard library, to start fast.
 """
 
 import ctypes

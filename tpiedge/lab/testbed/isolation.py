@@ -1,7 +1,6 @@
 """Network namespaces and control groups (version 1 or 2) of devices. Linux, root.
 
-All groups lie below the topmost group that this process sees. The groups' names contain the testbed's name, so
-leftovers of a crash are found.
+All groups lie below the topmost group that this process sees. Groups' names contain the testbed's name.
 """
 
 import contextlib
@@ -38,7 +37,7 @@ def add_namespace(name: str) -> None:
 
 
 def remove_namespace(path: Path) -> None:
-    """Removes the name, if any; the namespace ends with its last process. Raises OSError."""
+    """Removes the name, if any. Processes keep the namespace. Raises OSError."""
     if _libc().umount2(os.fsencode(path), _MNT_DETACH) and os.geteuid():
         raise PermissionError(ctypes.get_errno(), "removing a network namespace needs root", str(path))
     path.unlink(missing_ok=True)  # where the name was made and not yet mounted, only that
@@ -46,8 +45,7 @@ def remove_namespace(path: Path) -> None:
 
 @contextlib.contextmanager
 def inside(path: Path) -> Iterator[None]:
-    """Puts this thread into the namespace during the block; sockets and processes made there stay there. Raises
-    OSError."""
+    """Puts this thread into the namespace for the block. New sockets and processes stay there. Raises OSError."""
     with _opened(Path("/proc/thread-self/ns/net")) as before:
         with _opened(path) as wanted:
             _set_namespace(wanted)
@@ -94,8 +92,7 @@ def _libc() -> ctypes.CDLL:
 
 
 def end_all(members: Callable[[], set[int]], polite_s: float) -> None:
-    """Sends SIGTERM to all `members` and, after `polite_s`, SIGKILL, until no member but this process is left. Raises
-    ResourceError."""
+    """Ends all members but this process: SIGTERM, then SIGKILL after `polite_s`. Raises ResourceError."""
     started = time.monotonic()
     signalled: set[int] = set()
     while running := members() - {os.getpid()}:
@@ -114,7 +111,7 @@ def end_all(members: Callable[[], set[int]], polite_s: float) -> None:
 
 
 def module_processes(module: str, argument: str) -> set[int]:
-    """Returns the processes `... -m MODULE ARGUMENT` that see this process's /run, unlike processes in containers."""
+    """Finds processes `... -m MODULE ARGUMENT` outside containers."""
     wanted = [os.fsencode(word) for word in ("-m", module, argument)]
     processes = (Path("/proc", name) for name in os.listdir("/proc") if name.isdecimal())
     return {int(path.name) for path in processes if _arguments(path)[-3:] == wanted and _shares_run(path)}
@@ -142,7 +139,7 @@ def _signal(pids: set[int], number: signal.Signals) -> None:
 
 @dataclass(frozen=True)
 class GroupUse:
-    """A group's memory use. `oom_kills`: how many processes were killed for lack of memory. None: not counted."""
+    """A group's memory use. None: not counted."""
 
     used_bytes: int | None
     peak_bytes: int | None
@@ -203,7 +200,7 @@ class Controllers:
         return GroupUse(None, None, None, 0)
 
     def members(self, name: str) -> set[int]:
-        """Returns processes of the group and its subgroups, which members may have made."""
+        """Returns processes of the group and subgroups."""
         groups = (group for folder in self.folders(name) for group in _tree(folder))
         return {pid for group in groups for pid in _pids_of(group)}
 
@@ -212,8 +209,7 @@ class Controllers:
         return {folder.name for top in tops for folder in top.glob(f"{prefix}*") if folder.is_dir()}
 
     def remove(self, name: str) -> None:
-        """Moves this process out of the group, kills the group's processes and removes the group. Raises
-        ResourceError."""
+        """Moves this process out, kills the others, removes the group. Raises ResourceError."""
         for folder in self.folders(name):
             _remove_group(folder)
 
@@ -229,9 +225,8 @@ def processors() -> int:
 
 
 def cpu_quota_us(cpus: float) -> tuple[int, int]:
-    """Returns (quota, period) in microseconds. The period is 10 ms, or longer if the quota would be below the kernel's
-    minimum."""
-    least_us = 1_000
+    """Returns (quota, period) in microseconds."""
+    least_us = 1_000  # the kernel's least quota
     period = max(10_000, math.ceil(least_us / cpus))
     return max(least_us, round(period * cpus)), period
 
@@ -278,5 +273,4 @@ def _words(path: Path) -> list[str]:
 
 
 def _pids_of(group: Path) -> set[int]:
-    """Reads process ids, except 0, which stands for processes of another pid namespace."""
-    return {int(pid) for pid in _words(group / "cgroup.procs")} - {0}
+    return {int(pid) for pid in _words(group / "cgroup.procs")} - {0}  # 0: of another pid namespace

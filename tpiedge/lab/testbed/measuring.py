@@ -1,6 +1,6 @@
 """Measures round trips and TCP throughput of a running testbed. Linux, root.
 
-This process makes all sockets, in the devices' namespaces, so the devices' own limits have no effect.
+This process makes all sockets, so the devices' own limits have no effect.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ class End:
 
 @dataclass(frozen=True)
 class Measured:
-    """Results for a pair: `rtt_s` is a median, `bytes_per_s` the payload that arrived."""
+    """Results for a pair. `rtt_s`: a median. `bytes_per_s`: payload that arrived."""
 
     source: str
     target: str
@@ -45,7 +45,7 @@ class Measured:
 
 
 def measure_pair(source: End, target: End, more_s: float = 0.0) -> Measured:
-    """Measures for about three seconds; each wait may take `more_s` longer. Raises ResourceError."""
+    """Measures for 3 s. A wait may take `more_s` longer. Raises ResourceError."""
     count = _RTTS if not more_s else max(5, min(_RTTS, int(4.0 / more_s)))
     times, lost = rtts_s(source, target, count, more_s)
     rate, ping = _payload_per_s(source, target, more_s), ping_rtt_s(source, target)
@@ -53,7 +53,7 @@ def measure_pair(source: End, target: End, more_s: float = 0.0) -> Measured:
 
 
 def expected_rtt_s(there: Expected, back: Expected) -> float:
-    """Returns the mean round trip, which includes half of the jitter."""
+    """Returns the mean round trip, with half of the jitter."""
     return there.latency_s + back.latency_s + (there.jitter_s + back.jitter_s) / 2
 
 
@@ -63,13 +63,12 @@ def longest_rtt_s(there: Expected, back: Expected) -> float:
 
 
 def expected_payload(expected: Expected) -> float | None:
-    """Returns the bytes per second of payload (without IP and TCP headers) of one TCP connection; None without a
-    limit."""
+    """Returns bytes per second of TCP payload, without headers."""
     return None if expected.bytes_per_s is None else expected.bytes_per_s * (1500 - 52) / 1500
 
 
 def rtts_s(source: End, target: End, count: int = _RTTS, more_s: float = 0.0) -> tuple[list[float], int]:
-    """Returns (round trips of small datagrams, number of lost datagrams). Raises ResourceError if all were lost."""
+    """Returns (round trips, number of lost datagrams). Raises ResourceError without round trips."""
     with (
         _socket(source, socket.SOCK_DGRAM, 1.0 + more_s) as here,
         _socket(target, socket.SOCK_DGRAM, 1.0 + more_s) as there,
@@ -83,7 +82,7 @@ def rtts_s(source: End, target: End, count: int = _RTTS, more_s: float = 0.0) ->
 
 
 def ping_rtt_s(source: End, target: End) -> float | None:
-    """Returns the mean round trip that the system's `ping` measures; None without `ping` or without an answer."""
+    """Returns the mean round trip that the system's `ping` measures."""
     if shutil.which("ping") is None:
         return None
     command = ["ping", "-q", "-c", "20", "-i", "0.02", target.address]
@@ -103,7 +102,7 @@ def _socket(device: End, kind: socket.SocketKind, timeout_s: float) -> socket.so
 
 
 def _round_trip(here: socket.socket, there: socket.socket, number: int) -> float | None:
-    """Plays both ends in one thread, which only the network wakes. Returns None for a loss; skips late datagrams."""
+    # One thread plays both ends, so only the network wakes it.
     time.sleep(0.002)
     started = time.perf_counter()
     here.send(_DATAGRAM.pack(number))
@@ -119,7 +118,6 @@ def _round_trip(here: socket.socket, there: socket.socket, number: int) -> float
 
 
 def _payload_per_s(source: End, target: End, more_s: float) -> float:
-    """Returns TCP payload per second, measured after slow start. Raises ResourceError."""
     limit_s = 10.0 + more_s
     with (
         _socket(target, socket.SOCK_STREAM, limit_s) as listener,

@@ -1,4 +1,4 @@
-"""Opens a testbed of namespaces, which may be up already; gives its devices and status. Linux, root."""
+"""Opens a testbed of namespaces; gives its devices and status. Linux, root."""
 
 import contextlib
 import math
@@ -38,8 +38,7 @@ from tpiedge.progress import say
 
 @dataclass(frozen=True)
 class RunningDevice(End):
-    """A device of a running testbed. `enter_command`: words to put before a command. The process then becomes the
-    command on the device, and keeps its signals and standard input."""
+    """A device of a running testbed. `enter_command`: words that run a following command on the device."""
 
     enter_command: tuple[str, ...]
 
@@ -66,7 +65,7 @@ class RunningTestbed:
 
     @contextlib.contextmanager
     def inside(self, device: RunningDevice | str) -> Iterator[None]:
-        """Puts this thread into the device's network, without limits; sockets and processes made there stay there."""
+        """Puts this thread into the device's network. New sockets and processes stay there."""
         found = self.device(device) if isinstance(device, str) else device
         with contextlib.ExitStack() as stack:
             try:
@@ -77,12 +76,12 @@ class RunningTestbed:
 
     @property
     def links(self) -> Mapping[str, tuple[Link, Link]]:
-        """The current links: member below the link -> (up, down)."""
+        """The current links: member -> (up, down)."""
         members = self._made.topology.description.members
         return {member.name: (member.up, member.down) for member in members if member.uplink is not None}
 
     def set_all(self, links: Mapping[str, tuple[Link, Link]]) -> None:
-        """Changes links, given as member below the link -> (up, down). Raises UserError, ResourceError."""
+        """Changes links, member -> (up, down). Raises UserError, ResourceError."""
         for name, pair in links.items():
             self._made = change_link(self.name, name, partial(_both, *pair))
 
@@ -95,7 +94,7 @@ class RunningTestbed:
         return tuple(device.name for device in self.devices)
 
     def measure(self, source: str, target: str) -> Measured:
-        """Measures a pair for some seconds. Raises ResourceError if nothing arrives."""
+        """Measures a pair for some seconds. Raises ResourceError."""
         longest_s = longest_rtt_s(self.expected(source, target), self.expected(target, source))
         return measure_pair(self.device(source), self.device(target), longest_s)
 
@@ -114,8 +113,7 @@ class RunningTestbed:
 def open_testbed(
     given: str, *, name: str | None = None, say: Callable[[str], object] = len
 ) -> Iterator[RunningTestbed]:
-    """Opens a running testbed, or brings a testbed up for the block. If this process is killed, the next command that
-    brings a testbed up removes the old one. `name`: by default the file's name. Raises UserError, ResourceError."""
+    """Opens a running testbed, or brings one up for the block. Raises UserError, ResourceError."""
     require_root()
     running = _running(given, name)
     if running is not None:
@@ -134,7 +132,7 @@ def _both(up: Link, down: Link, *_before: Link) -> tuple[Link, Link]:
 
 
 def describe(given: str) -> Description:
-    """Returns the description that `open_testbed` would use. Raises UserError, also without root."""
+    """Returns the description for `open_testbed`. Raises UserError, also without root."""
     require_root()
     running = _running(given, None)
     return running.topology.description if running is not None else load_scenario(given).description
@@ -148,15 +146,14 @@ def attach(name: str) -> RunningTestbed:
 
 
 def enter_command(name: str, device: str, namespace: Path) -> tuple[str, ...]:
-    """Returns the words to put before a command, so that it runs on the device."""
+    """Returns words that run a following command on the device."""
     groups = [folder / "cgroup.procs" for folder in Controllers.here().folders(f"{prefix_of(name)}{device}")]
     there = [str(members) for members in groups if members.exists()]
     return (sys.executable, "-I", "-S", enter.__file__, str(namespace), *there, "--")
 
 
 def status_of(made: TestbedState) -> dict[str, Any]:
-    """Returns the record of `status`. `state`: up, starting, abandoned (as in TestbedState) or broken (the switch
-    ended). Records of docker testbeds have `container` instead of `namespace`, and no `totals`."""
+    """Returns the record of `status`. Docker testbeds have `container` instead of `namespace`, and no `totals`."""
     topology, namespaces = made.topology, namespaces_of(made)
     switch_pids = sorted(switches(made.name))
     counted: dict[str, Any] = {"links": {}, "totals": None}
@@ -190,7 +187,7 @@ def _device_status(testbed: str, device: Device, address: str, namespace: Path) 
 
 
 def _running(given: str, name: str | None) -> TestbedState | None:
-    """Returns the running testbed of that name and description, if any. Raises UserError if it cannot be used."""
+    """Returns the running testbed, if any. Raises UserError if it is unusable."""
     is_file = "/" in given or given.endswith(".toml")
     scenario = load_scenario(given, name) if is_file else None
     wanted = name or (scenario.name if scenario else given)
@@ -210,9 +207,8 @@ def _running(given: str, name: str | None) -> TestbedState | None:
 
 
 def timing_over(round_trip_s: float, loss: float) -> Timing:
-    """Returns the timing for a round trip and a one-way loss. Timeouts are longer beyond 1 % loss, because TCP then
-    doubles its waits."""
     timeout_s = max(Timing().timeout_s, 8 * round_trip_s)
+    # Beyond 1 % loss, TCP doubles its waits.
     return Timing(timeout_s=3 * timeout_s if loss > 0.01 else timeout_s)
 
 

@@ -1,8 +1,7 @@
 """A testbed's state while it exists, and who may change it. Linux.
 
-Leftovers need no record, because names tell what belongs to a testbed: namespaces and control groups `tpiedge.NAME.*`,
-and the folder `/run/tpiedge/testbeds/NAME` with a socket. The state file, written first, has the description, changed
-links and the owner.
+Names tell what belongs to a testbed: namespaces and control groups `tpiedge.NAME.*`, and the folder
+`/run/tpiedge/testbeds/NAME`. The state file is written first.
 """
 
 import contextlib
@@ -30,7 +29,7 @@ _NEEDS_LINUX = "the testbed needs Linux: elsewhere use containers (tpiedge testb
 
 @dataclass(frozen=True)
 class Owner:
-    """A process. The time of its start tells it from a later process with the same id."""
+    """A process. `started` distinguishes processes of the same id."""
 
     pid: int
     started: float
@@ -47,8 +46,8 @@ class Owner:
 
 @dataclass(frozen=True)
 class TestbedState:
-    """`maker` brings the testbed up. A testbed that is `ready` lasts until `owner`, if any, ends. `links`: the changed
-    links, member -> (up, down)."""
+    """`maker` brings the testbed up. The testbed then lasts until `owner`, if any, ends. `links`: changed links, (up,
+    down)."""
 
     name: str
     text: str
@@ -67,7 +66,7 @@ class TestbedState:
 
     @property
     def abandoned(self) -> bool:
-        """Whether only removal is left: the maker or owner is gone, or the computer restarted."""
+        """Whether the maker or owner is gone, or the computer restarted."""
         if self.boot != _boot():
             return True
         keeper = self.owner if self.ready else self.maker
@@ -86,7 +85,7 @@ class TestbedState:
 
 
 def read_state(name: str) -> TestbedState | None:
-    """Returns the state; None if the file is missing or damaged. Raises UserError without root."""
+    """Returns the state, or None if damaged. Raises UserError without root."""
     try:
         return msgspec.json.decode((folder_of(name) / "state.json").read_bytes(), type=TestbedState)
     except PermissionError:
@@ -111,13 +110,12 @@ def socket_of(name: str) -> Path:
 
 
 def prefix_of(name: str) -> str:
-    """Returns the prefix of namespaces and control groups. Testbed names have no dots."""
     return f"tpiedge.{name}."
 
 
 @contextlib.contextmanager
 def locked(limit_s: float = 60.0) -> Iterator[None]:
-    """Holds the lock of all testbeds. Raises UserError without root, ResourceError after `limit_s`."""
+    """Holds the lock of all testbeds. Raises UserError, ResourceError after `limit_s`."""
     require_root()
     ROOT.mkdir(parents=True, exist_ok=True, mode=0o700)
     deadline = time.monotonic() + limit_s
@@ -137,12 +135,11 @@ def require_root() -> None:
 
 
 def _boot() -> str:
-    """Returns an id that changes at each restart; empty except on Linux."""
     return _BOOT_ID.read_text().strip() if sys.platform == "linux" else ""
 
 
 def _started(pid: int) -> float | None:
-    """Returns a process's start (on Linux in ticks since boot); None if it ended."""
+    """Returns a process's start; on Linux in ticks since boot."""
     if sys.platform != "linux":
         try:
             return psutil.Process(pid).create_time()

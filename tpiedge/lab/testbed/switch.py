@@ -1,4 +1,4 @@
-"""The switch's plan, and both ends of its socket. Plan, requests and answers are lines of JSON."""
+"""The switch's plan, and both ends of its socket. Messages are lines of JSON."""
 
 import contextlib
 import json
@@ -28,9 +28,8 @@ class Port:
 
 @dataclass(frozen=True, slots=True)
 class SwitchLink:
-    """One direction of a link. `latency_s` is one-way. A random (uniform) part of `jitter_s` is added; packets stay in
-    order. `loss`: fraction of packets that are dropped. `bytes_per_s`: None without a limit; with a limit, at most
-    `queue_bytes` wait."""
+    """One direction of a link. Up to `jitter_s` is added; packets stay in order. `loss`: a fraction. `bytes_per_s`
+    None: no limit; else at most `queue_bytes` wait."""
 
     name: str
     latency_s: float
@@ -42,7 +41,7 @@ class SwitchLink:
 
 @dataclass(frozen=True, slots=True)
 class SwitchPlan:
-    """`paths[source][target]` has indices of the `links` that a packet passes, in order."""
+    """`paths[source][target]`: indices of `links`, in a packet's order."""
 
     ports: tuple[Port, ...]
     links: tuple[SwitchLink, ...]
@@ -66,17 +65,17 @@ SwitchAnswer = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 class SwitchClient:
-    """Each call connects and takes at most 5 s. Raises ResourceError, and UserError if the switch refuses."""
+    """Asks a switch, for 5 s at most. Raises UserError, ResourceError."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def counters(self) -> dict[str, Any]:
-        """Returns `links` (LINK_COUNTERS by link name) and `totals` (TOTALS), as in switch_native.py."""
+        """Returns `links` (LINK_COUNTERS by link name) and `totals` (TOTALS)."""
         return self._ask({"do": "counters"})
 
     def set_links(self, links: Mapping[str, Mapping[str, float | None]]) -> None:
-        """Changes fields of SwitchLink by link name; returns once the changes are in force."""
+        """Changes fields of SwitchLink by link name. Blocks until in force."""
         self._ask({"do": "set", "links": {name: dict(changes) for name, changes in links.items()}})
 
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -135,8 +134,7 @@ class _SwitchConnection(socketserver.StreamRequestHandler):
 
 @contextlib.contextmanager
 def listening(path: Path, answer: SwitchAnswer) -> Iterator[None]:
-    """Listens at `path`; only this user may connect. `answer` gets one request at a time, on other threads. Errors that
-    `answer` raises are sent back as `error`. Raises UserError."""
+    """Listens for this user. Other threads call `answer`, one request at a time. Raises UserError."""
     path.unlink(missing_ok=True)  # a killed switch has left it: who starts one holds the testbed's lock
     before = os.umask(0o177)
     try:

@@ -77,8 +77,8 @@ def switch_library() -> ctypes.CDLL:
 
 
 class NativeSwitch:
-    """A switch over the descriptors `taps`, one per port. Close the descriptors after the switch. `run` blocks without
-    the GIL; during `run`, other threads may call all methods but `close`."""
+    """A switch over the descriptors `taps`, which the caller closes after the switch. `run` blocks without the GIL.
+    During `run`, other threads may call all methods but `close`."""
 
     def __init__(self, plan: SwitchPlan, taps: Sequence[int]) -> None:
         self._library = switch_library()
@@ -108,7 +108,7 @@ class NativeSwitch:
         self._library.tpiedge_switch_stop(self._handle)
 
     def change(self, link: SwitchLink) -> None:
-        """Changes a link; returns once the change is in force."""
+        """Changes a link; blocks until the change is in force."""
         index, settings = self._links[link.name], ctypes.byref(_settings(link))
         if not self._library.tpiedge_switch_change(self._handle, index, settings, _CHANGE_TIMEOUT_MS):
             raise ResourceError(f"the switch did not take the change of link {link.name!r} within 2 s")
@@ -142,8 +142,7 @@ def _settings(link: SwitchLink) -> _Link:
 
 
 def _paths(plan: SwitchPlan) -> list[int]:
-    """Returns for each (source, target) the number of links on the path, then these links' indices; or -1 without a
-    path."""
+    """Returns, by pair, the number of links and their indices; -1: no path."""
     numbers: list[int] = []
     for source in plan.ports:
         for target in plan.ports:

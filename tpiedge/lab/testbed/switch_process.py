@@ -1,11 +1,9 @@
 """The switch's process: `python -m tpiedge.lab.testbed.switch_process SOCKET`. Linux.
 
-The process reads one line, a SwitchPlan, makes the devices' interfaces and prints `ready`. Then it forwards packets
-until SIGTERM or SIGINT, and answers on SOCKET (see switch.py). After a failure, the process prints `error: ...` and
-ends with status 1.
+The process reads a SwitchPlan, makes the devices' interfaces and prints `ready`. Then it forwards packets until SIGTERM
+or SIGINT, and answers on SOCKET. After a failure, it prints `error: ...` and ends with status 1.
 
-Each interface is a TAP device in its device's network namespace, until this process closes it. ARP and IPv6 are off, so
-only packets of the device's programs are sent.
+Each interface is a TAP device in its device's namespace. ARP and IPv6 are off, so only programs send packets.
 """
 
 import contextlib
@@ -96,10 +94,11 @@ class Switch:
             os.kill(os.getpid(), signal.SIGTERM)
 
     def _allow_segmentation(self) -> None:
-        """Allows frames of up to 64 KiB where all paths are lossless: elsewhere packets must be lost one by one."""
+        """Allows frames of up to 64 KiB where all paths are lossless."""
         links = tuple(self._links.values())
         for tap, port in zip(self._taps, self._plan.ports, strict=True):
             paths = self._plan.paths.get(port.device, {}).values()
+            # Packets of a lossy path must be lost one by one.
             lossy = any(links[index].loss > 0 for path in paths for index in path)
             try:
                 fcntl.ioctl(tap, _TUNSETOFFLOAD, _CHECKSUMS | (0 if lossy else _SEGMENTS))
@@ -110,7 +109,7 @@ class Switch:
 
 @contextlib.contextmanager
 def _open_port(port: Port, mac: bytes) -> Iterator[int]:
-    """Yields the nonblocking descriptor of an interface that has its address and is up. Raises UserError."""
+    """Yields the nonblocking descriptor of an interface that is up. Raises UserError."""
     try:
         with inside(Path(port.namespace)):
             tap = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -1,4 +1,4 @@
-"""Brings testbeds of namespaces up and down and changes their links, one command at a time. Linux, root.
+"""Brings testbeds of namespaces up and down, one command at a time. Linux, root.
 
 The network is a separate process: see switch.py.
 """
@@ -38,8 +38,8 @@ _REMOVED = "removed what an earlier command left of {}"
 
 
 def up(scenario: Scenario, say: Say, owner: Owner | None = None) -> TestbedState:
-    """Removes leftovers and testbeds of dead owners, then brings a testbed up. Raises ResourceError, and UserError if
-    the testbed is up or cannot be made here. A failed start leaves nothing."""
+    """Brings a testbed up; a failed start leaves nothing. Removes testbeds of dead owners. Raises UserError,
+    ResourceError."""
     name = scenario.name
     with locked():
         _clear_orphans(say)
@@ -57,8 +57,8 @@ def up(scenario: Scenario, say: Say, owner: Owner | None = None) -> TestbedState
 
 
 def down(name: str, owner: Owner | None = None) -> bool:
-    """Ends all processes in a testbed, except this process, and removes the testbed; with `owner`, only if it belongs
-    to that owner. Returns whether anything was removed. Raises UserError, ResourceError."""
+    """Removes a testbed with its processes. With `owner`, spares other owners' testbeds. Returns whether anything was
+    removed. Raises UserError, ResourceError."""
     check_name(name, "a testbed")
     with locked():
         if owner is not None and (found := read_state(name)) is not None and found.owner != owner:
@@ -102,7 +102,6 @@ def switches(name: str) -> set[int]:
 
 
 def _is_name(name: str) -> bool:
-    """Whether a name can be a testbed's; other programs may use similar names."""
     try:
         return bool(check_name(name, "a testbed"))
     except UserError:
@@ -110,7 +109,7 @@ def _is_name(name: str) -> bool:
 
 
 def _clear_orphans(say: Say) -> None:
-    """Removes every testbed whose owner has ended, because perhaps no later command uses its name."""
+    # Perhaps no later command uses these names.
     for name in state.names():
         found = read_state(name)
         if found is None or not found.orphaned:
@@ -123,7 +122,6 @@ def _clear_orphans(say: Say) -> None:
 
 
 def _clear(name: str, say: Say) -> None:
-    """Removes leftovers. Raises UserError if the testbed is in use."""
     found = read_state(name)
     if found is None or found.abandoned:
         if _remove(name):
@@ -165,7 +163,6 @@ def _make_groups(made: TestbedState, say: Say) -> None:
 
 
 def _limit(controllers: Controllers, group: str, device: Device) -> None:
-    """Sets a device's limits, except a limit that allows all processors."""
     try:
         if device.cpus is not None and device.cpus < processors():
             controllers.limit_cpus(group, device.cpus)
@@ -176,7 +173,6 @@ def _limit(controllers: Controllers, group: str, device: Device) -> None:
 
 
 def _start_switch(made: TestbedState, namespaces: dict[str, Path]) -> None:
-    """Starts the switch in a session of its own, and returns when packets flow. Raises ResourceError."""
     log = folder_of(made.name) / "switch.log"
     switch = (sys.executable, "-P", "-m", _SWITCH_MODULE, str(socket_of(made.name)))
     with (
@@ -203,7 +199,6 @@ def _start_switch(made: TestbedState, namespaces: dict[str, Path]) -> None:
 
 
 def _remove(name: str) -> bool:
-    """Removes a testbed, found by names alone."""
     controllers, prefix, folder = Controllers.here(), prefix_of(name), state.folder_of(name)
     (folder / "state.json").unlink(missing_ok=True)
     paths = sorted(NAMESPACES.glob(f"{prefix}*"))

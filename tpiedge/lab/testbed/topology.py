@@ -14,7 +14,7 @@ from tpiedge.lab.testbed.switch import Port, SwitchLink, SwitchPlan
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """The path from one device to another. Up to `jitter_s` is added to `latency_s`. `bytes_per_s` None: no limit."""
+    """The path between two devices. Up to `jitter_s` is added to `latency_s`. `bytes_per_s` None: no limit."""
 
     latency_s: float
     jitter_s: float
@@ -40,7 +40,7 @@ class Topology:
         self.addresses = _addresses(description)
 
     def with_links(self, name: str, up: Link, down: Link) -> "Topology":
-        """Returns the topology in which the member `name` has these links to its uplink."""
+        """Returns the topology with these links of the member `name`."""
         known = self.description
         routers = (replace(one, up=up, down=down) if one.name == name else one for one in known.routers)
         devices = (replace(one, up=up, down=down) if one.name == name else one for one in known.devices)
@@ -54,8 +54,7 @@ class Topology:
         return tuple(passed)
 
     def path(self, source: str, target: str) -> tuple[tuple[str, str], ...]:
-        """Returns the links in order, as (member, "up" or "down"): up to the first router above both ends, then
-        down."""
+        """Returns the links in order, as (member, "up" or "down")."""
         climb, descent = self.ascent(source), self.ascent(target)
         meeting = next(name for name in climb if name in descent)
         ups = itertools.takewhile(lambda name: name != meeting, climb)
@@ -74,7 +73,7 @@ class Topology:
         return {pair: self.expected(*pair) for pair in itertools.permutations(names, 2)}
 
     def switch_plan(self, namespaces: Mapping[str, Path]) -> SwitchPlan:
-        """Returns the plan of a switch that replaces all routers; link names are like "laptop up"."""
+        """Returns the switch's plan. Link names are like "laptop up"."""
         wired = [member for member in self.description.members if member.uplink is not None]
         keys = [(member.name, way) for member in wired for way in ("up", "down")]
         numbers = {key: number for number, key in enumerate(keys)}
@@ -93,11 +92,11 @@ class Topology:
         )
 
     def switch_changes(self, name: str) -> dict[str, dict[str, float | None]]:
-        """Returns settings of both directions of the member's link, for a running switch."""
+        """Returns both directions of the member's link, as a switch's settings."""
         return {f"{name} {way}": _settings(self.link(name, way)) for way in ("up", "down")}
 
     def wired(self, name: str, testbed: str) -> Router | Device:
-        """Returns the member `name`. Raises UserError, which lists names, unless the member has a link."""
+        """Returns the member `name`. Raises UserError unless it has a link."""
         found = self.members.get(name)
         if found is None or found.uplink is None:
             wired = [member.name for member in self.description.members if member.uplink is not None]
@@ -106,7 +105,7 @@ class Topology:
 
 
 def links_of(topology: Topology, counted: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Returns both directions of every link; `counted` has keys like "laptop up"."""
+    """Returns both directions of links. `counted`: by names like "laptop up"."""
     return [
         {"member": member.name, "uplink": member.uplink, "way": way}
         | asdict(topology.link(member.name, way))
@@ -125,8 +124,7 @@ def pairs_of(topology: Topology) -> list[dict[str, Any]]:
 
 
 def device_record(device: Device, address: str, use: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the device's record in `status`. `use`: the use of the device's control group, with the fields of
-    GroupUse."""
+    """Returns the device's record in `status`. `use`: fields of GroupUse."""
     return {
         "name": device.name,
         "address": address,
@@ -140,14 +138,12 @@ def device_record(device: Device, address: str, use: Mapping[str, Any]) -> dict[
 
 
 def _settings(link: Link) -> dict[str, Any]:
-    """Returns settings for the switch; a queue has room for a twentieth of a second, within bounds."""
     least, most = 1 << 18, 1 << 22
-    wanted = most if link.bytes_per_s is None else int(link.bytes_per_s / 20)
+    wanted = most if link.bytes_per_s is None else int(link.bytes_per_s / 20)  # 50 ms
     return asdict(link) | {"queue_bytes": max(least, min(wanted, most))}
 
 
 def _addresses(description: Description) -> dict[str, str]:
-    """Gives devices 10.77.0.1 and on, routers 10.77.1.1 and on."""
     devices = {device.name: f"10.77.0.{number}" for number, device in enumerate(description.devices, 1)}
     return devices | {
         router.name: f"10.77.1.{number}" for number, router in enumerate(description.routers, 1)

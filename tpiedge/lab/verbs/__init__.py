@@ -1,1 +1,1 @@
-"""The verbs bench (with a file for each verb of bench), eval, testbed and trace; `flags` has shared flags."""
+"""The verbs bench, eval, testbed and trace; `flags` has shared flags."""

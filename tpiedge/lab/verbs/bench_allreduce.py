@@ -1,4 +1,4 @@
-"""`tpiedge bench allreduce`: the time of an all-reduce by every collective, beside the prediction."""
+"""`tpiedge bench allreduce`: all-reduce times of every collective, beside the prediction."""
 
 import contextlib
 import itertools
@@ -94,7 +94,7 @@ def allreduce(
 
 @contextlib.contextmanager
 def _places(name: str | None, count: int) -> Iterator[tuple[RunningTestbed | None, tuple[Place, ...]]]:
-    """Yields (testbed, places); during the block this thread is on the testbed's first device."""
+    """Yields (testbed, places). This thread is then on the first device."""
     if name is None:
         yield None, ()
         return

@@ -1,4 +1,4 @@
-"""`tpiedge bench decode`: prefill and decode of clusters of several sizes over several links."""
+"""`tpiedge bench decode`: prefill and decode speed of several clusters and links."""
 
 import itertools
 import json
@@ -67,8 +67,8 @@ class _Bench:
     testbed: RunningTestbed | None
 
     def measure(self, setting: _Setting) -> dict[str, Any]:
-        """Warms up, prefills the prompt, then decodes one token per step. All weights stay resident: with streaming,
-        "layers_s_per_token" would lack the head's waits."""
+        """Warms up, prefills the prompt, then decodes one token per step."""
+        # All weights stay resident: with streaming, "layers_s_per_token" would lack the head's waits.
         layout, capacity = setting.layout(self.described), self.prompt_tokens + self.tokens
         plan = plan_cluster(self.model, layout, capacity)
         with ExitStack() as stack:
@@ -92,7 +92,7 @@ class _Bench:
         } | _counted(before, after, s_per_token)
 
     def describe(self, setting: _Setting) -> dict[str, Any]:
-        """Returns the setting and its least network time per token: one latency for each all-reduce, 2 per layer."""
+        """Returns the setting and its least network time per token."""
         latency_s, rate = setting.links.over(self.testbed)
         reduces = 2 * self.model.config.num_layers if setting.nodes > 1 else 0
         return {
@@ -212,7 +212,6 @@ def _counted(before: Sequence[Stats], after: Sequence[Stats], s_per_token: float
 
 
 def _summarise(samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Returns median, minimum and maximum of every float; other values are taken from the last run."""
     summary: dict[str, Any] = {}
     for name, value in samples[-1].items():
         is_time = isinstance(value, float)

@@ -1,4 +1,4 @@
-"""`tpiedge bench kernels`: how near every kernel comes to the bounds of memory and processor."""
+"""`tpiedge bench kernels`: kernels beside the bounds of memory and processor."""
 
 import itertools
 import json

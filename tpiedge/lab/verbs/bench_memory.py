@@ -1,4 +1,4 @@
-"""`tpiedge bench memory`: decode speed of weights that stream from disk, for several sizes of memory."""
+"""`tpiedge bench memory`: decode speed for several sizes of memory."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -70,7 +70,6 @@ def _row(name: str, found: Mapping[str, Any]) -> list[str]:
 
 
 def _hidden(node: Mapping[str, Any]) -> str:
-    """Returns the percentage of a node's reading time in which nothing waited for weights."""
     return f"{max(0.0, 1 - node['stall_s'] / node['load_s']):.0%}" if node["load_s"] else ""
 
 
@@ -165,7 +164,7 @@ def memory(
 
 
 def _everything(found: Sequence[Budget], model: PreparedModel, layout: Layout, capacity: int) -> list[Budget]:
-    """Plans a setting without streaming, for comparison; returns [] if `found` has one or memory is too small."""
+    """Plans a setting without streaming, unless `found` has one."""
     if any(not budget.streams(model) for budget in found):
         return []
     try:

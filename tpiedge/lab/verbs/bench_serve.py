@@ -1,4 +1,4 @@
-"""`tpiedge bench serve`: measures a server as clients see it, and prints the report."""
+"""`tpiedge bench serve`: measures a server as clients see it."""
 
 import json
 from collections.abc import Iterator
@@ -290,7 +290,7 @@ def _measure_at(address: ServerAddress, model_name: str | None, wish: ServeWish)
 def _machines(
     name: str | None, workers: int | None, links: LinkSetting
 ) -> Iterator[tuple[int, int, tuple[Place, ...]]]:
-    """Yields (workers, usual threads of each machine, places); enters the first device's network for the block."""
+    """Yields (workers, threads of a machine, places) in the first device's network."""
     if name is None:
         if links != AS_THEY_ARE:
             raise UserError("--latency and --link-rate vary the links of a testbed: give --testbed")

@@ -63,7 +63,6 @@ Attached = RunningTestbed | AttachedContainers
 
 
 def every_backend() -> tuple[Backend, ...]:
-    """Returns both backends if a docker engine answers, else the backend of namespaces."""
     try:
         return NamespaceTestbeds(), DockerTestbeds(ContainerEngine(), DEFAULT_IMAGE)
     except UserError:
@@ -71,7 +70,7 @@ def every_backend() -> tuple[Backend, ...]:
 
 
 def backend_of(name: str) -> Backend:
-    """Returns the backend that has the testbed, else that of namespaces, whose methods raise the error."""
+    """Returns the testbed's backend, by default that of namespaces."""
     first = NamespaceTestbeds()
     if name in first.names():
         return first
@@ -79,7 +78,7 @@ def backend_of(name: str) -> Backend:
 
 
 def require_free(name: str, chosen: Backend) -> None:
-    """Raises UserError if the other backend has a testbed with this name."""
+    """Raises UserError if the other backend has this testbed."""
     of_containers = isinstance(chosen, DockerTestbeds)
     if name in NamespaceTestbeds().names() if of_containers else in_containers(name):
         raise UserError(f"the testbed {name} is up already, another way: tpiedge testbed down {name} ends it")
@@ -197,8 +196,7 @@ def _rate(text: str) -> float:
 
 
 def _loss(text: str) -> float:
-    """Parses a loss of up to 100 %; a loss of 100 % cuts the link."""
-    return parse_part(text, greatest=1.0)
+    return parse_part(text, greatest=1.0)  # 100 % cuts the link
 
 
 @click.group(cls=ListingGroup)
@@ -339,7 +337,6 @@ def check(name: str, everything: bool, as_json: bool) -> None:
 def _changer(
     given: dict[str, float], only_up: bool, only_down: bool
 ) -> Callable[[Link, Link], tuple[Link, Link]]:
-    """Returns a function that changes (up, down). Raises UserError if `given` is empty."""
     if not given:
         raise UserError("say what to change: --latency, --jitter, --loss or --rate")
     changes: dict[str, Any] = {key: None if value == math.inf else value for key, value in given.items()}
@@ -362,6 +359,5 @@ def _chosen_backend(kind: str, image: str | None) -> Backend:
 
 
 def _plain(name: str) -> str:
-    """Returns a testbed's name; `name` may be its file's path."""
     is_file = "/" in name or name.endswith(".toml")
     return load_scenario(name).name if is_file else check_name(name, "a testbed")

@@ -66,7 +66,6 @@ def trace(file: Path, png: Path | None, steps: StepRange | None, as_json: bool) 
 
 
 def _target(png: Path, file: Path) -> Path:
-    """Returns the picture's path. Raises UserError, DiskFull as `writable` does."""
     target = writable(png)
     if target == Path(os.path.realpath(file)):
         raise UserError(f"--png {png} is the trace itself: give the picture another name")

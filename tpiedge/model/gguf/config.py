@@ -34,7 +34,7 @@ FREQUENCIES = "rope_freqs.weight"
 
 
 def huggingface_config(header: GgufHeader) -> dict[str, object]:
-    """Returns the object of a config.json. Raises UserError that names the file and the key."""
+    """Returns the object of a config.json. Raises UserError."""
     name = _architecture(header)
     keys = header.fields
 
@@ -75,7 +75,7 @@ def huggingface_config(header: GgufHeader) -> dict[str, object]:
 
 
 def config_files(header: GgufHeader) -> dict[str, bytes]:
-    """Makes config.json and, if the header has keys for them, the files of sampling and pooling. Raises UserError."""
+    """Makes config.json, and files of sampling and pooling. Raises UserError."""
     found: dict[str, Mapping[str, object]] = {"config.json": huggingface_config(header)}
     sampling = {name: header.fields.raw(key) for name, key in _SAMPLING.items()}
     if said := {name: value for name, value in sampling.items() if value is not None}:
@@ -150,7 +150,7 @@ def _linear_factor(keys: ConfigFields, name: str) -> float:
 
 
 def _llama3(header: GgufHeader, theta: float, head_dim: int) -> dict[str, object]:
-    """Finds the Llama 3 parameters that give the file's divisors of frequencies; "default" if there are no divisors."""
+    """Returns the RoPE parameters that give the file's divisors of frequencies."""
     keys, tensor = header.fields, header.tensors.get(FREQUENCIES)
     if tensor is None:
         return {"rope_type": "default"}
@@ -178,7 +178,7 @@ def _llama3(header: GgufHeader, theta: float, head_dim: int) -> dict[str, object
 
 
 def _single(value: float) -> float:
-    """Returns the shortest decimal of the nearest f32 number, like 1e-05."""
+    """Returns the shortest decimal of an f32 number, like 1e-05."""
     return float(str(np.float32(value)))
 
 
@@ -188,8 +188,7 @@ _NORMAL = 1
 
 
 def named_id(header: GgufHeader, name: str, rows: int) -> int | None:
-    """Returns the file's id of token `name` ("bos", ...), or SentencePiece's usual id; None if neither is below
-    `rows`."""
+    """Returns the file's id of token `name`, or SentencePiece's usual id."""
     value = header.fields.raw(f"tokenizer.ggml.{name}_token_id")
     if isinstance(value, int) and 0 <= value < rows:
         return value
@@ -198,7 +197,7 @@ def named_id(header: GgufHeader, name: str, rows: int) -> int | None:
 
 
 def marked_end_ids(header: GgufHeader) -> list[int]:
-    """Finds, by text, the tokens that end an answer, whatever their kind in the file."""
+    """Finds tokens whose text ends an answer."""
     tokens, kinds = header.fields.raw("tokenizer.ggml.tokens"), header.fields.raw("tokenizer.ggml.token_type")
     if not isinstance(tokens, list):
         return []
@@ -207,7 +206,6 @@ def marked_end_ids(header: GgufHeader) -> list[int]:
 
 
 def ids_of(tokens: Sequence[str]) -> dict[str, int]:
-    """Returns each text's first id."""
     ids: dict[str, int] = {}
     for index, text in enumerate(tokens):
         ids.setdefault(text, index)

@@ -1,11 +1,11 @@
-"""Reads and checks the header of a GGUF file (versions 2 and 3, little-endian): "GGUF", version, number of tensors and
-of keys; typed keys; descriptions of tensors; padding to `general.alignment`; tensors. A file is refused unless:
+"""Reads the header of a GGUF file (versions 2 and 3, little-endian). The file has "GGUF", version, numbers of tensors
+and keys, typed keys, descriptions of tensors, padding to `general.alignment`, tensors. It is refused unless:
 
 1. the header lies in the file, within MAX_HEADER_BYTES, MAX_TENSORS and MAX_KEYS;
 2. no key and no tensor's name occurs twice;
 3. every tensor begins at a multiple of the alignment and ends in the file, and no two overlap.
 
-All values end within the file, so a wrong length costs no memory.
+Values end within the file: a wrong length costs no memory.
 """
 
 import hashlib
@@ -46,7 +46,7 @@ _TYPES = {
 
 @dataclass(frozen=True)
 class GgufHeader:
-    """`fields`: arrays are numpy arrays or lists of texts. `digest` changes with header, size or modification time."""
+    """`fields` has numpy arrays or lists of texts. `digest` changes with header, size or time."""
 
     path: Path
     fields: ConfigFields
@@ -55,7 +55,6 @@ class GgufHeader:
 
 
 def read_gguf_header(path: Path) -> GgufHeader:
-    """Reads and checks the header. Raises UserError."""
     try:
         with os.fdopen(open_regular(path), "rb", buffering=MIB) as file:
             return _Parser(path, file).header()
@@ -123,7 +122,6 @@ class _Parser:
         return np.frombuffer(self._bytes(count * dtype.itemsize), dtype)
 
     def _described(self, count: int) -> dict[str, BlockTensor]:
-        """Returns name -> tensor, with offsets from the first tensor."""
         found: dict[str, BlockTensor] = {}
         for _ in range(count):
             name = self._name(256)

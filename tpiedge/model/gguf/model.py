@@ -1,4 +1,4 @@
-"""A model in a GGUF file: its config, tensors' places, text files, and the best storage for its pack."""
+"""A GGUF file's config, places of tensors, text files, and best storage."""
 
 import re
 from collections import Counter
@@ -51,14 +51,12 @@ class GgufModel:
         return self.path.name
 
     def text(self) -> tuple[dict[str, bytes], str | None]:
-        """Returns (a checkpoint's files except the weights; why the tokenizer is missing, or None). Takes half a second
-        for a large vocabulary. Raises UserError."""
+        """Returns (files but weights, why the tokenizer is missing). May take half a second. Raises UserError."""
         files, notice = text_files(self.header, self.config.vocab_size)
         return config_files(self.header) | files, notice
 
     def storage(self, precision: Precision | None) -> Storage:
-        """Returns the storage of a pack with layers in `precision`, by default the storage that rounds fewest weights.
-        Norms and biases that bf16 would round are in f32. Raises UserError and ReadFault."""
+        """Returns a pack's storage. Default: the storage that rounds fewest weights. Raises UserError, ReadFault."""
         storage, vectors = self._matrix_storage(precision), []
         for key, blob in model_spec(self.config).blobs.items():
             if storage.of_blob(key).of_vectors is Precision.BF16:
@@ -114,7 +112,7 @@ _PAIRED = re.compile(r"blk\.\d+\.attn_[qk]\.\w+")
 
 
 def gguf_name(source: str) -> str:
-    """Translates 'model.layers.3.mlp.up_proj.weight' to 'blk.3.ffn_up.weight'. Raises KeyError for an unknown name."""
+    """Translates 'model.layers.3.mlp.up_proj.weight' to 'blk.3.ffn_up.weight'. Raises KeyError."""
     if source in _OUTER:
         return _OUTER[source]
     layer, _, inner = source.removeprefix("model.layers.").partition(".")
@@ -123,7 +121,7 @@ def gguf_name(source: str) -> str:
 
 
 def gguf_tensors(header: GgufHeader, config: ModelConfig) -> dict[str, BlockTensor]:
-    """Returns tensors by checkpoint name. Raises UserError for a missing or unknown tensor or a wrong shape."""
+    """Returns tensors by checkpoint name. Raises UserError."""
     found: dict[str, BlockTensor] = {}
     known = {FREQUENCIES}
     for source, shape in model_spec(config).source_shapes.items():

@@ -1,5 +1,5 @@
-"""Translates the tokenizer in a GGUF file to tokenizer.json and tokenizer_config.json. "gpt2" is byte-level BPE of text
-that is first cut as `tokenizer.ggml.pre` says; "llama" is SentencePiece's BPE, whose merges follow from the scores."""
+"""Translates a GGUF file's tokenizer to tokenizer.json and tokenizer_config.json. "gpt2" is byte-level BPE of text cut
+as `tokenizer.ggml.pre` says; "llama" is SentencePiece's BPE, with merges by score."""
 
 import json
 import re
@@ -33,7 +33,7 @@ _CASED_WORDS = (
 
 @dataclass(frozen=True)
 class _Cut:
-    """The way a family cuts text before its merges; without a `pattern`, GPT-2's way."""
+    """A family's cut of text before merges. Without `pattern`: GPT-2's cut."""
 
     pattern: str | None = None
     digits: bool = False  # first cuts off each digit
@@ -65,7 +65,7 @@ class _Vocabulary:
 
 
 def text_files(header: GgufHeader, vocab_size: int) -> tuple[dict[str, bytes], str | None]:
-    """Returns (file name -> content of templates and tokenizer; why the tokenizer is missing, or None)."""
+    """Returns (file name -> content, why the tokenizer is missing)."""
     files = _templates(header)
     try:
         vocabulary = _vocabulary(header, vocab_size)
@@ -174,7 +174,7 @@ def _sentencepiece(header: GgufHeader, vocabulary: _Vocabulary) -> dict[str, obj
 
 
 def _merges_by_score(vocabulary: _Vocabulary) -> list[str]:
-    """Returns all merges, sorted by their results' scores, best first, like SentencePiece. Raises _NoTokenizer."""
+    """Returns merges by score, best first, like SentencePiece. Raises _NoTokenizer."""
     pieces = {
         token: score
         for token, kind, score in zip(vocabulary.tokens, vocabulary.kinds, vocabulary.scores, strict=True)
