@@ -1,11 +1,10 @@
-"""Plans steps: which tokens of which sequences. Pure: without tensors, sockets or clock.
+"""Plans steps: which tokens of which sequences. Pure.
 
-1. Sequences begin in order of arrival, when a slot and pages for all their tokens are free. A sequence waits while
-   another computes a page that both use.
-2. If no page is free, the youngest sequence is preempted: it waits first in line; its lost pages are computed anew.
-3. A step that decodes may take `_MAX_SLOWDOWN` times as long with prompts as without. Prompts alone may take `_STEP_S`,
-   or twice the least step's time. The oldest prompt gets a share; the rest goes to the prompts with the fewest
-   tokens left.
+1. Sequences begin in order of arrival, once a slot and pages for all their tokens are free. A sequence waits for a
+   shared page that another sequence is computing.
+2. If no page is free, the youngest sequence is preempted. It waits first in line.
+3. Prompts may make a step with answers `_MAX_SLOWDOWN` times as long. Prompts alone may take `_STEP_S`, or twice the
+   least step's time. The oldest prompt gets a share. The rest goes to the prompts with the fewest tokens left.
 4. A page is published when all its tokens are decided and computed.
 """
 
@@ -40,7 +39,7 @@ _MOST_PAGES: Final = MAX_PAGES // 2
 
 @dataclass(frozen=True)
 class Batch:
-    """One step. Pieces that decode come before prompts, and have `decode_tokens` tokens together."""
+    """One step. Pieces that decode come first; they have `decode_tokens` tokens."""
 
     pieces: tuple[StepPiece, ...]
     tables: tuple[TableChange, ...]
@@ -58,8 +57,7 @@ class Batch:
 
 
 class Batcher:
-    """Plans steps of at most `step_tokens` tokens, `sequences` sequences and `speculate` guesses for each sequence. Add
-    measured times to `cost`."""
+    """Plans steps. `speculate`: the most guesses of a sequence in a step. Add measured times to `cost`."""
 
     def __init__(self, pool: PagePool, step_tokens: int, sequences: int = 1, speculate: int = 0) -> None:
         self._pool, self.cost = pool, StepCost()
@@ -74,7 +72,7 @@ class Batcher:
 
     @property
     def idle(self) -> bool:
-        """Whether no sequence can be computed; some may wait for masks."""
+        """Whether no sequence can be computed now."""
         waits = self._running or not self._waiting
         return bool(waits) and all(sequence.undrawn for sequence in self._running)
 
@@ -83,7 +81,7 @@ class Batcher:
         return (*self._running, *self._waiting)
 
     def add(self, request: GenerationRequest) -> RunningSequence:
-        """Accepts a request, which must fit the cache. The request's answer so far is computed anew, like a prompt."""
+        """Accepts a request, which must fit the cache."""
         sequence = RunningSequence(request, [*request.prompt_ids, *request.answer_ids])
         if self._speculate:
             sequence.lookup = PromptLookup()
@@ -96,12 +94,11 @@ class Batcher:
         return sequence
 
     def to_save(self, most_pages: int) -> tuple[tuple[int, ...], tuple[SavedSequence, ...]]:
-        """Returns (pages, sequences): at most `most_pages` pages of running sequences, the oldest first, and those
-        sequences. Skips prompts whose hidden states are all wanted (`scanned`), because none are saved."""
+        """Returns the pages of running sequences, the oldest first, and the sequences."""
         places: dict[int, int] = {}
         saved: list[SavedSequence] = []
         for one in self._running:
-            if not one.done or one.scanned:
+            if not one.done or one.scanned:  # hidden states are not saved
                 continue
             pages = one.pages[: self._pool.pages_of(one.done)]
             new = [page for page in pages if page not in places]
@@ -113,8 +110,7 @@ class Batcher:
         return tuple(places), tuple(saved)
 
     def adopt(self, sequences: Sequence[SavedSequence], pages: int, *, private: bool) -> None:
-        """Holds the first `pages` pages, restored from a snapshot, until `add` gets the requests of `sequences`.
-        `private`: other sequences must not share these pages."""
+        """Holds the first `pages` pages until `add` takes them. `private`: no other sequence may share them."""
         self._private = private
         self._restored = {one.request: one for one in sequences}
         allocated = [self._pool.allocate() for _ in range(pages)]
@@ -124,8 +120,7 @@ class Batcher:
         self._pool.give_back(allocated)
 
     def free_restored(self, *, claimed: bool = False) -> bool:
-        """Frees restored pages of requests that were not added or, if `claimed`, have not begun. Returns whether there
-        were any."""
+        """Frees unused restored pages, if any. `claimed`: also those of waiting sequences."""
         found, self._restored = list(self._restored.values()), {}
         for sequence in self._waiting if claimed else ():
             if sequence.restored is not None:
@@ -145,7 +140,7 @@ class Batcher:
             self._release(sequence)
 
     def plan(self) -> Batch | None:
-        """Plans the next step. Returns None if no sequence can be computed."""
+        """Plans the next step; None if no sequence can be computed."""
         self._admit()
         pieces = self._pieces()
         if not pieces:
@@ -158,14 +153,14 @@ class Batcher:
         return Batch(tuple(pieces), tables, self._pool.discarded(left), segments, decode_tokens)
 
     def undrawn(self, piece: StepPiece) -> None:
-        """Notes that the piece's mask is missing: the sequence pauses until `decided` or a preemption."""
+        """Pauses the sequence of the piece, because its mask is missing."""
         sequence = piece.sequence
         sequence.undrawn = True
         sequence.done = piece.stop - piece.drafted - 1
         self._publish(sequence)
 
     def decided(self, piece: StepPiece, tokens: Sequence[int]) -> None:
-        """Notes the tokens drawn after a piece: one more than the piece has right guesses, or none within a prompt."""
+        """Notes the tokens drawn after a piece. Pieces within a prompt have none."""
         sequence = piece.sequence
         sequence.undrawn = False
         sequence.done = piece.stop - piece.drafted + max(0, len(tokens) - 1)
@@ -196,7 +191,7 @@ class Batcher:
         self._waiting.extendleft(reversed(passed))
 
     def _found(self, sequence: RunningSequence) -> list[int] | None:
-        """Returns pages with which the sequence can begin, or None while another sequence computes the next page."""
+        """Returns the sequence's first pages; None while another sequence computes the next page."""
         if sequence.restored is not None:
             return list(sequence.restored.pages)
         if not self._shares(sequence):
@@ -280,7 +275,6 @@ class Batcher:
         return pieces
 
     def _with_drafts(self, pieces: Sequence[StepPiece]) -> list[StepPiece]:
-        """Adds as many guesses as are worth their time; preempts no sequence for them."""
         if not pieces or not self._speculate:
             return list(pieces)
         bids = [(piece.sequence.drafting, self._guess(piece.sequence)) for piece in pieces]
@@ -307,8 +301,7 @@ class Batcher:
         return StepPiece(sequence, sequence.done, ids, len(ids), count, guess)
 
     def _secure(self, sequence: RunningSequence, positions: int, pieces: Sequence[StepPiece]) -> bool:
-        """Gets pages for `positions`, preempting younger sequences that are not in the step yet. Returns False if pages
-        are missing or the sequence itself was preempted."""
+        """Gets pages for `positions`. May preempt younger sequences, or the sequence itself."""
         planned = {piece.sequence.slot for piece in pieces}
         while len(sequence.pages) < self._pool.pages_of(positions):
             if self._pool.available:

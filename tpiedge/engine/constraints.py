@@ -1,4 +1,4 @@
-"""The constraints of rank 0's requests, and how long steps wait for masks."""
+"""Constraints of rank 0's requests, and limits of the waits for masks."""
 
 import logging
 import time
@@ -19,8 +19,7 @@ T = TypeVar("T")
 
 
 class TriggeredConstraint:
-    """A grammar that applies from a trigger token to the first place where its text may end. Elsewhere the answer is
-    free. Once the grammar has failed (the log says so), the answer is free everywhere."""
+    """A grammar from a trigger token until its text may end. A failed grammar no longer applies."""
 
     def __init__(self, constraint: Constraint, grammar: Grammar, request: GenerationRequest) -> None:
         self._constraint = constraint
@@ -59,7 +58,7 @@ class TriggeredConstraint:
             self._tried(lambda: self._constraint.guess(ids), None)
 
     def masks(self, *, shared: bool) -> Iterator[TokenMask | None]:
-        """Yields masks, or None where any token may come. Stops after a guess that starts or ends the grammar."""
+        """Yields masks; None allows all tokens. Stops where the grammar starts or ends."""
         self._kept = 0
         if self._within:
             none: list[TokenMask] = []
@@ -137,7 +136,7 @@ _LONE_S: Final = 0.05
 def start_constraint(
     grammars: Grammars, request: GenerationRequest, group: str = ""
 ) -> AnswerConstraint | None:
-    """Starts to compile the request's grammar. Returns None if the answer is free. Raises UserError."""
+    """Starts to compile the request's grammar, if any. Raises UserError."""
     grammar = request.grammar
     if grammar is None:
         return None
@@ -172,14 +171,14 @@ class GrammarPreparations:
         self._untold.add(request.id)
 
     def claim(self, request: GenerationRequest) -> AnswerConstraint | None:
-        """Returns a request's constraint, ready or not; None if the answer is free. Raises UserError."""
+        """Returns a request's constraint, ready or not. Raises UserError."""
         if request.id not in self._prepared:
             return start_constraint(self._grammars, request)
         self._untold.discard(request.id)
         return self._prepared.pop(request.id)
 
     def news(self) -> list[Compiled | Failed]:
-        """Lists grammars that were compiled or failed since the last call."""
+        """Lists grammars compiled or failed since the last call."""
         found: list[Compiled | Failed] = []
         for name in [name for name in self._prepared if name in self._untold]:
             constraint = self._prepared[name]
@@ -205,7 +204,7 @@ class GrammarPreparations:
 
 
 def end_constraint(constraint: AnswerConstraint | None) -> float:
-    """Closes the constraint. Returns `constraint.take_spent()`, or 0.0 for None."""
+    """Closes the constraint. Returns its processor seconds."""
     if constraint is None:
         return 0.0
     constraint.close()
@@ -217,8 +216,7 @@ def failed(epoch: int, request: str, error: Exception, spent_s: float = 0.0) -> 
 
 
 class MaskWaits:
-    """Limits a step's total wait for the masks of all its answers. `wait` returns once an answer has news, or after the
-    given seconds."""
+    """Limits a step's total wait for masks. `wait` blocks until news come, at most so many seconds."""
 
     def __init__(
         self,

@@ -1,12 +1,11 @@
 """Drafts tokens from a sequence's own text (prompt lookup decoding), and decides how many a step takes. Pure.
 
-1. A guess repeats what followed the longest earlier match of the text's end (of equally long ones, the latest). Just
-   after a long match failed, the guess continues near the failed place. A guess that reaches the end of the text
-   repeats itself.
+1. A guess repeats what followed the longest, then latest, earlier match of the text's end. After a long match failed,
+   the guess continues near the failed place.
 2. `append` takes constant time, `draft` at most `_CANDIDATES` comparisons.
-3. A step takes those beginnings of guesses that maximise its expected tokens per second.
-4. By `StepCost`, drafts cost a sequence at most `_RISK` of its time without drafts plus the time of `_CREDIT` tokens.
-   Gains of up to `_GAINED` tokens' time may be lost again.
+3. A step takes guesses that maximise its expected tokens per second.
+4. Drafts cost a sequence at most `_RISK` of its other time, plus the time of `_CREDIT` tokens. Gains of `_GAINED`
+   tokens' time may be lost again.
 """
 
 from array import array
@@ -28,7 +27,7 @@ _REACH: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Guess:
-    """Tokens that may come next, after a match of `matched` tokens; the first `sure` are certain."""
+    """Tokens that may come next. `matched`: tokens of the match. The first `sure` are certain."""
 
     ids: tuple[int, ...] = ()
     matched: int = 0
@@ -39,13 +38,12 @@ NO_GUESS: Final = Guess()
 
 
 class PromptLookup:
-    """Finds pairs of tokens as LZ77 does: `_heads` maps a pair's hash to the pair's latest end, `_earlier` maps each
-    end to the previous end. A pair is added when its successor is known, so the text's end does not find itself."""
+    """Finds pairs of tokens as LZ77 does."""
 
     def __init__(self, ids: Iterable[int] = ()) -> None:
         self._ids = array("I")
-        self._heads = array("i", bytes(4 * _HASHES))
-        self._earlier = array("i", (0, 0))
+        self._heads = array("i", bytes(4 * _HASHES))  # a pair's latest end, by hash
+        self._earlier = array("i", (0, 0))  # an end's previous one
         # Place of the token that should come next, and the length of its match. 0: unknown.
         self._place = self._matched = 0
         # Place of the expected token that did not come, and how many tokens ago that was.
@@ -56,7 +54,7 @@ class PromptLookup:
     def append(self, token: int) -> None:
         ids = self._ids
         end = len(ids)
-        if end >= 2:
+        if end >= 2:  # a pair is added after its successor came, so the text's end does not find itself
             hashed = _hash(ids[end - 2], ids[end - 1])
             self._earlier.append(self._heads[hashed])
             self._heads[hashed] = end
@@ -99,7 +97,7 @@ class PromptLookup:
             self._place, self._matched = self._beside()
 
     def _longest(self) -> tuple[int, int]:
-        """Returns (the place after the longest earlier match of the text's end, the match's length), or (0, 0)."""
+        """Returns (place, length) of the longest earlier match, or (0, 0)."""
         ids, best, longest = self._ids, 0, 1
         last = len(ids) - 1
         if last < 1:
@@ -126,8 +124,7 @@ class PromptLookup:
         return length
 
     def _beside(self) -> tuple[int, int]:
-        """Returns (the place after a token near the failed place that equals the latest token, 1) or, without one, (the
-        place as if single tokens had been replaced, 0)."""
+        """Returns (place near the failed place, length of the match there)."""
         ids, latest = self._ids, self._ids[-1]
         in_step = self._lost + self._strayed
         near = range(self._lost, min(self._lost + _REACH, len(ids) - 1))
@@ -164,7 +161,7 @@ class DraftLength:
         self._lost_s = self._plain_s = self._token_s = 0.0
 
     def chances(self, guess: Guess) -> Iterator[float]:
-        """Estimates the chances that the guess is right up to its first, second, ... token."""
+        """Yields each beginning's chance to be right, the shortest first."""
         kinds = [_kind(guess.matched + i) for i in range(guess.sure, len(guess.ids))]
         sure = [1.0] * min(guess.sure, len(guess.ids))
         return accumulate(sure + [self._right[kind] / self._seen[kind] for kind in kinds], mul)
@@ -175,13 +172,13 @@ class DraftLength:
         return max(0.0, _STAKE * left_s)
 
     def taken(self, seconds: float, token_s: float) -> None:
-        """Notes the sequence's parts of a step's time: for its drafts (`seconds`) and without them (`token_s`)."""
+        """Notes parts of a step's time. `seconds`: for drafts. `token_s`: without drafts."""
         self._token_s = token_s
         self._plain_s += token_s
         self._lost_s += seconds
 
     def learn(self, guess: Guess, tokens: Sequence[int]) -> None:
-        """Notes the tokens (at least one) drawn in the step that took the guess."""
+        """Notes the tokens, at least one, drawn after the guess."""
         for i, (guessed, token) in enumerate(zip(guess.ids, tokens, strict=False)):
             if i >= guess.sure:
                 kind = _kind(guess.matched + i)
@@ -199,8 +196,8 @@ def _kind(matched: int) -> int:
 
 
 def allot(bids: Sequence[tuple[DraftLength, Guess]], rows: int, cost: StepCost, most: int) -> list[int]:
-    """Decides and notes how many tokens of each guess the next step takes, at most `most` in all. `bids`: all decoding
-    sequences, even without guesses. `rows`: the step's rows without drafts."""
+    """Decides and notes how many tokens of each guess to take, `most` in all. `bids`: all decoding sequences. `rows`:
+    the step's rows without drafts."""
     counts = [0] * len(bids)
     plain_s = cost.seconds(rows)
     if plain_s is None:
@@ -218,7 +215,7 @@ def allot(bids: Sequence[tuple[DraftLength, Guess]], rows: int, cost: StepCost, 
 def _likeliest(
     bids: Sequence[tuple[DraftLength, Guess]], rows: int, cost: StepCost
 ) -> list[tuple[float, int]]:
-    """Returns (chance, index in `bids`) of affordable tokens, the likeliest first, each bid's tokens in their order."""
+    """Returns (chance, index in `bids`) of affordable tokens, the likeliest first."""
     found: list[tuple[float, int]] = []
     for index, (drafting, guess) in enumerate(bids):
         within = cost.rows_within((cost.seconds(rows) or 0.0) + drafting.affordable_s, rows + len(guess.ids))

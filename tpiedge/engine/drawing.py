@@ -1,4 +1,4 @@
-"""The LM head, on rank 0 only (TPI-LLM, section 3.1): turns hidden states into tokens, scores and embeddings.
+"""The LM head, on rank 0 only (TPI-LLM, section 3.1).
 
 Shapes: M positions, V vocabulary, R vocabulary rows of a tile.
 """
@@ -36,7 +36,7 @@ Scored: TypeAlias = tuple[tuple[int, float], ...]
 
 
 class Head:
-    """The final norm and the product with the vocabulary's rows, tile by tile."""
+    """The final norm and the product with the vocabulary, tile by tile."""
 
     def __init__(self, config: ModelConfig, weights: NodeWeights, linear: Linear) -> None:
         self._config = config
@@ -44,7 +44,7 @@ class Head:
         self._linear = linear
 
     def logits(self, x_MH: Tensor, *, apart: bool = False, room: Tensor | None = None) -> Tensor:
-        """Returns f32 [M, V], in `room` if given. `apart`: a row's bits must not depend on other rows."""
+        """Returns f32 [M, V], in `room` if given. `apart`: a row's bits depend on no other row."""
         h_MH = self.states(x_MH)
         rows = NATIVE_TOKENS if apart else max(1, len(h_MH))
         logits_MV = torch.empty(len(h_MH), self._config.vocab_size) if room is None else room
@@ -58,8 +58,7 @@ class Head:
         return logits_MV
 
     def scores(self, x_MH: Tensor, ids_M: Tensor, likeliest: int = 0) -> tuple[list[float], list[Scored]]:
-        """Returns log probabilities of `ids_M`, and of the likeliest tokens at each position (`likeliest` of them).
-        Reads every tile once."""
+        """Returns log probabilities of `ids_M`, and the `likeliest` tokens of each position."""
         count = min(likeliest, self._config.vocab_size)
         total_M = torch.full((len(ids_M),), -torch.inf)  # the logarithm of the sum of exponentials so far
         own_M = torch.empty(len(ids_M))
@@ -90,20 +89,20 @@ class Head:
 
 
 class MeanState:
-    """The mean of hidden states of `width` numbers, summed in f64 one by one: the bits do not depend on batches."""
+    """The mean of hidden states. Its bits do not depend on batches."""
 
     def __init__(self, width: int) -> None:
         self._total_H: NDArray[np.float64] = np.zeros(width)
         self.count = 0
 
     def add(self, h_MH: Tensor) -> None:
-        for row_H in h_MH.numpy():
+        for row_H in h_MH.numpy():  # one by one, so that batches do not change the bits
             self._total_H += row_H
         self.count += len(h_MH)
 
     @property
     def values(self) -> tuple[float, ...]:
-        """The mean of at least one state. Raises UserError if it is no finite f32."""
+        """The mean. Raises UserError unless it is finite in f32."""
         mean_H = self._total_H / self.count
         if not (np.abs(mean_H) <= np.finfo(np.float32).max).all():
             raise UserError("the model makes an embedding with a number that is not finite: check its files")
@@ -112,17 +111,17 @@ class MeanState:
 
 @dataclass(eq=False)
 class LiveRequest:
-    """A request that has not ended. `scored`: the first position whose log probability was not sent. `deferred`: a
-    piece that waits for its mask, the piece's logits, and whether several requests shared the step. `refused`: the
-    request's error."""
+    """A request that has not ended."""
 
     sequence: RunningSequence
     sampler: Sampler
     emit: Callable[[AnswerPart], None]
     pooled: MeanState | None = None
     reason: FinishReason | None = None
+    #: The first position whose log probability was not sent.
     scored: int = 1
     constraint: AnswerConstraint | None = None
+    #: A piece without its mask, its logits, and whether several requests shared the step.
     deferred: tuple[StepPiece, Tensor, bool] | None = None
     refused: UserError | ChildLost | None = None
 
@@ -136,7 +135,7 @@ class LiveRequest:
         return self.forced() is not None
 
     def forced(self) -> Sequence[int] | None:
-        """Returns the only tokens that may come next; None while unknown, empty if there is no grammar or it failed."""
+        """Returns forced tokens. None: unknown yet. Empty: no token is forced."""
         found: Sequence[int] | None = ()
         with refusing(self):
             found = () if self.constraint is None else self.constraint.forced()
@@ -156,7 +155,7 @@ class Drawing:
         self._logits_MV = torch.empty(0, self._vocab_size)
 
     def draw(self, batch: Batch, x_TH: Tensor, requests: Mapping[str, LiveRequest]) -> None:
-        """Draws tokens for all sequences whose last position was computed. `requests` are by id."""
+        """Draws tokens for all sequences whose last position was computed."""
         ends = accumulate(len(piece.ids) for piece in batch.pieces)
         pieces = list(zip(batch.pieces, ends, strict=True))
         answers = [one for one in pieces if one[0].draws and one[0].sequence.request.pooling == "none"]
@@ -188,7 +187,7 @@ class Drawing:
                 live.deferred = piece, own_MV.clone(), shared
 
     def draw_deferred(self, requests: Iterable[LiveRequest]) -> None:
-        """Draws for answers whose masks came after their step. Drops deferred pieces of preempted answers."""
+        """Draws tokens for answers whose masks came late."""
         for live in requests:
             if live.deferred is not None and not live.sequence.undrawn:
                 live.deferred = None
@@ -208,12 +207,11 @@ class Drawing:
         self._meter.accepted += max(0, len(tokens) - 1)
 
     def _room(self, rows: int) -> Tensor:
-        """Returns memory for logits, kept between steps to save page faults."""
         if self._logits_MV.shape[0] >= rows:
             return self._logits_MV[:rows]
         room = torch.empty(rows, self._vocab_size)
         if room.nbytes <= 16 << 20:
-            self._logits_MV = room
+            self._logits_MV = room  # kept between steps, to save page faults
         return room
 
     def _drawn(
@@ -240,7 +238,7 @@ class Drawing:
                 return
 
     def _score(self, live: LiveRequest, piece: StepPiece, x_TH: Tensor) -> None:
-        """Sends the log probability of the prompt token after each of the piece's positions, unless sent already."""
+        """Sends log probabilities of the prompt tokens after the piece's positions."""
         told = max(0, live.scored - piece.start - 1)
         following = live.sequence.request.prompt_ids[piece.start + 1 + told : piece.stop + 1]
         if not following:
@@ -256,7 +254,6 @@ class Drawing:
             live.scored += len(scores[part])
 
     def _embed(self, live: LiveRequest, pooled: MeanState, piece: StepPiece, x_TH: Tensor) -> None:
-        """Pools the piece's hidden states that are not pooled yet; without mean pooling, only the prompt's last one."""
         sequence = live.sequence
         first = max(0, pooled.count - piece.start) if sequence.scanned else len(x_TH) - int(piece.draws)
         with self._meter.head_span:

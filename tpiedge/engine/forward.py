@@ -1,8 +1,7 @@
 """The forward pass of one node: its slice of every layer, and the all-reduces that join the slices.
 
 Shapes: T tokens of the step, C of a chunk, H hidden size, n local query heads, K local KV heads, d head dimension, P
-rows of a head as products see them (f32 and bf16 units are padded to whole pages). The residual stream x_TH is f32 and
-identical on all nodes: every node adds the same sums in the same order (TPI-LLM, section 3.1).
+padded rows of a head. The residual stream x_TH is f32 and identical on all nodes (TPI-LLM, section 3.1).
 """
 
 import functools
@@ -68,7 +67,7 @@ def kv_cache(
 
 
 class Engine:
-    """Computes steps for one node. Not thread-safe; owns nothing that it is given."""
+    """Computes steps for one node. Not thread-safe. Owns none of its arguments."""
 
     def __init__(
         self,
@@ -104,13 +103,12 @@ class Engine:
 
     @property
     def quantised(self) -> bool:
-        """Whether the layers' matrices are quantised: then a row's bits depend on no other row."""
+        """Whether the matrices are quantised. Then a row's bits depend on no other row."""
         return self._grids[0][0] is not None
 
     def run(self, x_TH: Tensor, plan: StepPlan) -> None:
-        """Carries `x_TH` (embeddings on rank 0, elsewhere only a shape) through all layers in place, then commits the
-        KV cache. Only rows that `plan` wants are complete. Raises PeerLost, ProtocolError, or StepCancelled (nothing is
-        committed)."""
+        """Computes all layers in place. Only wanted rows are complete. `x_TH`: embeddings, on rank 0. Raises PeerLost,
+        ProtocolError, StepCancelled."""
         self.cache.change(plan.tables, plan.discarded)
         self.cache.truncate(plan.segments)
         self.weights.make_room(self.cache.held_bytes)
@@ -135,7 +133,7 @@ class Engine:
         return parts
 
     def _stack(self, x_TH: Tensor, plan: StepPlan, parts: Sequence[_ChunkPart]) -> bool:
-        """Computes all blocks in one native call if a lone node has few tokens, all wanted. Returns whether it did."""
+        """Computes all blocks in one native call, if possible."""
         if (
             self.communicator.size > 1
             or plan.tokens > NATIVE_TOKENS
@@ -172,7 +170,6 @@ class Engine:
     def _block(
         self, step: int, number: int, step_rows: Sequence[ChunkRows], parts: Sequence[_ChunkPart] = ()
     ) -> None:
-        """Computes and reduces a block. Attention also needs `parts`, one for each chunk of `step_rows`."""
         layer, is_ffn = divmod(number, 2)
         with self.weights.resident(self._order[number]) as weights:
             bias_H = weights.vectors.get("down_bias" if is_ffn else "o_bias")
@@ -191,7 +188,7 @@ class Engine:
                 self._reduces.all_reduce(rows, partial_CH, tag, bias_H, grid, wait=wait)
 
     def _receive(self, x_CH: Tensor, tag: Tag) -> None:
-        """Receives rank 0's embeddings of a chunk. Few pile up at a slow node, as rank 0 waits in all-reduces."""
+        # Few messages pile up at a slow node, because rank 0 waits in all-reduces.
         with self.meter.broadcast_span:
             hidden_CH = self.communicator.broadcast(x_CH, tag)
         if hidden_CH is not x_CH:
@@ -224,7 +221,7 @@ class Engine:
         return rms_norm(x, weights.vectors[name], self.config.rms_norm_eps, self.linear.pool)
 
     def _heads(self, y_CP: Tensor, weights: BlockWeights, name: str, first: int, count: int) -> Tensor:
-        """Returns a projection as [C, count, d]: heads [first, first + count), with its bias, without padding."""
+        """Returns heads [first, first + count) as [C, count, d]."""
         y_Ccd = y_CP.view(y_CP.shape[0], count, -1)[..., : self.config.head_dim]
         bias = weights.vectors.get(f"{name}_bias")
         if bias is None:
@@ -244,11 +241,11 @@ class Engine:
         return ffn(x_CH, norm_H, self.config.rms_norm_eps, gate, up, down, self.linear, biases)
 
     def _ffn_bias(self, weights: BlockWeights, name: str, columns: int = 0) -> Tensor | None:
-        """Pads this node's part of a bias with zeros to `columns`; the zeros stay zeros through SwiGLU and `down`."""
         bias = weights.vectors.get(f"{name}_bias")
         if bias is None:
             return None
         own = bias[self._share.ffn.start * _FFN_TILE : self._share.ffn.stop * _FFN_TILE]
+        # Padding stays zero through SwiGLU and `down`.
         return functional.pad(own, (0, max(0, columns - own.shape[0])))
 
     def _tables(self, segment: Segment) -> tuple[Tensor, Tensor]:
@@ -263,14 +260,13 @@ class Engine:
 
     @cached_property
     def _layers(self) -> FusedLayers | None:
-        """Returns all layers as one native call, or None if some cannot be fused, if weights are streamed, or if matrix
-        `o` or `down` has a bias, which is added after the all-reduce."""
         kept = self.weights.kept()
         if self.linear.pool is None or kept is None:
             return None
         blocks: list[tuple[FusedAttention, FusedFFN]] = []
         for layer in range(self.config.num_layers):
             of_attention, of_ffn = kept[Block(layer, "attention")], kept[Block(layer, "ffn")]
+            # Such a bias is added after the all-reduce.
             if "o_bias" in of_attention.vectors or "down_bias" in of_ffn.vectors:
                 return None
             attention = _kept(self._attentions, layer, of_attention, self._new_attention)
@@ -281,7 +277,6 @@ class Engine:
         return FusedLayers(blocks, self.linear.pool)
 
     def _new_attention(self, layer: int, weights: BlockWeights) -> FusedAttention | None:
-        """Returns None without native kernels, or if weights are not quantised or heads are too wide."""
         vectors, config, pool, (grid, _) = weights.vectors, self.config, self.linear.pool, self._grids[layer]
         matrices = _panels(weights, ATTENTION_MATRICES)
         if pool is None or config.head_dim > MAX_HEAD_WIDTH or len(matrices) < 4 or grid is None:

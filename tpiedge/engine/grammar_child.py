@@ -1,7 +1,7 @@
 """Compiles grammars and follows answers, in a process per grammar, without torch.
 
-A grammar may be hostile, so each child has limits. One of a child's two sockets carries frames; shutting the other one
-ends the child, and then brings its `FATE`.
+A grammar may be hostile, so each child has limits. One of its two sockets carries frames. Shutting the other one ends
+the child, and then brings its `FATE`.
 
 Frames are as in `text_child.py`, with u32 numbers and an answer's number (0: the grammar):
 - received: `g` JSON, `a` drawn tokens, `d` guessed tokens, `b` restart and tokens, `x` end;
@@ -60,7 +60,7 @@ def main() -> None:
 
 
 class _Nursery:
-    """Forks a child for each pair of sockets that comes over `link`, and reaps the children. One thread."""
+    """Forks a child for each pair of sockets from `link`; reaps the children."""
 
     def __init__(self, link: socket.socket, vocabulary: "LLTokenizer | str") -> None:
         self._link = link
@@ -91,7 +91,7 @@ class _Nursery:
             watch.send(FATE.pack(os.waitstatus_to_exitcode(status), spent))
 
     def _take(self) -> bool:
-        """Starts a child, or closes its sockets if the fork fails. Returns False once the parent is gone."""
+        """Starts a child. Returns False once the parent is gone."""
         try:
             data, fds, _, _ = socket.recv_fds(self._link, 1, 2)
         except ConnectionError:
@@ -111,7 +111,7 @@ class _Nursery:
         return bool(data)
 
     def _leave(self, session: socket.socket, parent: int) -> NoReturn:
-        """Runs the child, then exits whatever happens: no code of the parent may run in the child."""
+        """Runs the child, then exits: the parent's code must not run here."""
         try:
             die_with_parent()
             if os.getppid() == parent:
@@ -144,7 +144,7 @@ class _TokenizerWrapper:
 
 
 def _vocabulary(folder: Path, rows: int, end: int) -> "LLTokenizer | str":
-    """Returns the vocabulary, or an error's text. A model may have more or fewer rows than its tokenizer has tokens."""
+    """Returns the vocabulary, or an error's text. `rows`: tokens of the model."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     known = [limit for limit in (_READ_MEMORY, soft, hard) if limit != resource.RLIM_INFINITY]
     try:
@@ -165,7 +165,6 @@ def _vocabulary(folder: Path, rows: int, end: int) -> "LLTokenizer | str":
 
 
 def _serve(link: int, vocabulary: "LLTokenizer | str") -> None:
-    """Limits this process for good, then compiles one grammar and serves its answers."""
     limit_memory(own_memory() + _MEMORY)
     resource.setrlimit(resource.RLIMIT_STACK, (_STACK, _STACK))
     resource.setrlimit(resource.RLIMIT_NOFILE, (16, 16))
@@ -237,7 +236,7 @@ class _FollowedAnswer:
         return masks
 
     def _replay(self, ids: "array.array[int]") -> int:
-        """Restarts the grammar, and consumes tokens up to a place where the text may end. Returns how many."""
+        """Returns how many tokens the restarted grammar used, up to a possible end."""
         self._matcher.reset()
         for kept, token in enumerate(ids):
             if self._matcher.is_accepting():
@@ -279,7 +278,7 @@ def _matcher(vocabulary: "LLTokenizer", kind: str, text: str) -> "LLMatcher":
 
 
 def _mask(matcher: "LLMatcher", forced: Sequence[int]) -> bytes:
-    """Returns the next token's mask. If the grammar forces tokens, only the first of them is allowed."""
+    """Returns the next token's mask: only the first forced token, if any."""
     mask = matcher.compute_bitmask()
     _check(matcher)
     if forced:

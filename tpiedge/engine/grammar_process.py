@@ -32,8 +32,7 @@ AGAIN_S: Final = 30.0
 
 
 class GrammarLink:
-    """The parent's sockets of a child: `session` carries frames; shutting `watch` ends the child and brings its
-    `FATE`."""
+    """The parent's sockets of a child. Shutting `watch` ends the child, and brings its `FATE`."""
 
     def __init__(self, session: socket.socket, watch: socket.socket) -> None:
         session.setblocking(False)
@@ -50,7 +49,7 @@ class GrammarLink:
 
     @staticmethod
     def through(parent: socket.socket) -> "GrammarLink":
-        """Returns a link to a new child of the process at the other end of `parent`. Raises OSError."""
+        """Returns a link to a new child of the process behind `parent`. Raises OSError."""
         with contextlib.ExitStack() as undone, contextlib.ExitStack() as sent:
             pairs = []
             for _ in range(2):
@@ -70,12 +69,12 @@ class GrammarLink:
         return self._session if self._unsent and not self._silent else None
 
     def send(self, letter: bytes, number: int, body: bytes = b"") -> None:
-        """Sends a frame. Bytes that find no room are kept for later, because the child may not read yet."""
+        """Sends a frame, at once or later."""
         self._unsent += HEAD.pack(len(body), letter, number) + body
         self._flush()
 
     def receive(self) -> Sequence[tuple[bytes, int, bytes]]:
-        """Returns (letter, number, body) of each frame that has come."""
+        """Returns (letter, number, body) of new frames."""
         self._flush()
         if not self._silent:
             part = _received(self._session, 1 << 18)
@@ -125,7 +124,7 @@ class GrammarLink:
 
 
 def _received(source: socket.socket, most: int) -> bytes | None:
-    """Returns the bytes that have come; None if there are none yet, b"" at the end."""
+    """Returns new bytes; None if there are none yet, b"" at the end."""
     try:
         return source.recv(most)
     except BlockingIOError:
@@ -148,7 +147,7 @@ def _processor_s(pid: int) -> float:
 
 
 class GrammarProcess:
-    """A grammar's process, for one or several numbered answers. Methods raise GrammarRefused and ChildLost."""
+    """A grammar's process. Several answers may share it. Methods raise GrammarRefused and ChildLost."""
 
     def __init__(
         self,
@@ -158,7 +157,7 @@ class GrammarProcess:
         *,
         again: bool,
     ) -> None:
-        """`fork` may raise OSError. `again`: an answer with the grammar has begun before."""
+        """`fork` may raise OSError. `again`: an answer has begun before."""
         self._query = json.dumps({"kind": grammar.kind, "text": grammar.text, "again": again}).encode("ascii")
         self._compile_s = AGAIN_S if again else COMPILE_S
         self._fork = fork
@@ -178,7 +177,7 @@ class GrammarProcess:
         return self._error is None and bool(self._answers)
 
     def join(self, hear: Callable[[bytes, bytes], None]) -> int:
-        """Returns a new answer's number. `hear` gets its frames (letter, body) whenever any answer calls `ready`."""
+        """Returns a new answer's number. `hear` gets the answer's frames, (letter, body), within `ready`."""
         number = 1 + next(self._numbers) % 0xFFFF  # frames of an answer that left may still come
         self._answers[number] = hear
         return number

@@ -1,8 +1,8 @@
-"""Gets masks of allowed tokens from processes beside rank 0 (`grammar_child.py`) while steps are computed.
+"""Gets masks of allowed tokens from processes beside rank 0 (`grammar_child.py`).
 
-1. An answer that ends by itself is a text of its grammar; other answers are beginnings of such texts. Masks depend on
-   grammar and tokens alone, so another epoch can continue an answer.
-2. A wrong or too expensive grammar is refused, and hurts only requests that share its process.
+1. A finished answer is a text of its grammar; other answers are beginnings of such texts. Masks depend on grammar and
+   tokens alone.
+2. A wrong or too expensive grammar is refused. It hurts only requests that share its process.
 3. No process outlives its requests or its parent.
 """
 
@@ -44,8 +44,7 @@ _SLACK_S: Final = 1.0
 
 
 class Grammars:
-    """The grammar processes of one model with `rows` tokens and the tokenizer in `folder`. One thread makes all calls;
-    the processes die with that thread."""
+    """The grammar processes of one model with `rows` tokens. They die with the thread that makes all calls."""
 
     def __init__(self, folder: Path, rows: int) -> None:
         self._folder, self._rows = folder, rows
@@ -54,8 +53,8 @@ class Grammars:
         self._end = -1
 
     def start_compile(self, request: GenerationRequest, *, again: bool, group: str = "") -> "Constraint":
-        """Starts to compile the request's grammar. `again`: an answer with the grammar has begun before. Requests of
-        one `group` share a process while any such request lasts. Raises GrammarRefused."""
+        """Starts to compile a grammar. `again`: its answer has begun before. Requests of a `group` share a process.
+        Raises GrammarRefused."""
         if request.grammar is None:
             raise GrammarRefused("the request has no grammar")
         if not grammars_installed():
@@ -98,8 +97,7 @@ class Grammars:
 
 
 class Constraint:
-    """One answer's walk through a grammar. Methods raise GrammarRefused, and ChildLost if the process does not start or
-    is killed from outside."""
+    """One answer's walk through a grammar. Methods raise GrammarRefused and ChildLost."""
 
     def __init__(
         self,
@@ -110,7 +108,7 @@ class Constraint:
         *,
         again: bool,
     ) -> None:
-        """`model`: (the end token that the child knows, perhaps not the request's; the number of tokens)."""
+        """`model`: (the end token that the child knows, the number of tokens)."""
         child_end, self._rows = model
         self._process = process
         self._number = process.join(self._understand)
@@ -162,8 +160,7 @@ class Constraint:
             self._ask(b"d", ids)
 
     def masks(self, *, shared: bool) -> Iterator[TokenMask]:
-        """Yields masks for the next token and for the token after each guess, up to a guess that is not allowed.
-        `shared`: whether other answers wait for this step, too."""
+        """Yields masks for the next token and after each allowed guess. `shared`: other answers wait."""
         while not self.known():
             await_any([self], _ANSWER_S)
         assert self._mask is not None
@@ -185,7 +182,7 @@ class Constraint:
         self._renew(b"a", tokens, self._now() + _ANSWER_S)
 
     def restart(self, tokens: Sequence[int]) -> None:
-        """Restarts the grammar with an earlier epoch's tokens; sets `kept`. Call it once the last mask has come."""
+        """Restarts the grammar with earlier tokens. Sets `kept`. Await the last mask first."""
         self._accepted, self._replayed = [], tokens
         self._renew(b"b", tokens, self._deadline if tokens else self._now() + _ANSWER_S)
 
@@ -194,7 +191,7 @@ class Constraint:
         self._process.leave(self._number)
 
     def take_spent(self) -> float:
-        """Returns the processor seconds of the process, for all its answers, since the last call."""
+        """Returns processor seconds of all answers since the last call."""
         return self._process.take_spent()
 
     def _renew(self, letter: bytes, tokens: Sequence[int], deadline: float) -> None:
@@ -256,7 +253,7 @@ class Constraint:
                 self._refused = refused(body)
 
     def _mask_of(self, said: TokenMask) -> TokenMask:
-        """Allows the request's own end tokens if the answer may end, and no other end tokens."""
+        """Corrects the mask for the request's own end tokens."""
         mask = said[1:].copy()
         for token in self._end_ids:
             if token // 8 < len(mask):
@@ -270,7 +267,7 @@ class _Waiting(Protocol):
 
 
 def await_any(constraints: Sequence[_Waiting], limit_s: float) -> None:
-    """Waits until a link of `constraints` has news, at most `limit_s`. Does not wait if a constraint has no links."""
+    """Waits for news of a link, if each constraint has links."""
     waiting = [one.links() for one in constraints]
     if waiting and all(waiting):
         links = {link for some in waiting for link in some}

@@ -1,12 +1,11 @@
 """KV transfer from one epoch to the next, in place of prefilling.
 
-At an epoch's end every node saves a snapshot: the heads that its machine's next node needs. Rank 0 also saves heads
-that nodes elsewhere will lack (`planner/kv_transfer.py`). In the next epoch every node reads its machine's snapshot
-into the first pages of its cache, and rank 0 sends the other heads. Pages are used only if no head is missing.
+At an epoch's end every node saves a snapshot for its machine's next node. Rank 0 also saves heads that other nodes will
+lack (`planner/kv_transfer.py`). In the next epoch nodes read their snapshots. Rank 0 sends the other heads. Pages are
+used only if no head is missing.
 
-A snapshot is a file: a nonce, the header's length, the header (JSON, without tokens), and parts by head, page, layer.
-Header and parts are encrypted with a key that only this machine's processes hold. Opening a snapshot deletes it, and so
-does a failed write.
+A snapshot is a file: nonce, header length, header (JSON, without tokens), parts by head, page, layer. It is encrypted
+with a key that only this machine's processes hold. Reading deletes the file.
 """
 
 import contextlib
@@ -57,7 +56,7 @@ class SnapshotStore:
 
 
 class _Cipher:
-    """A stream cipher: XORs with SHAKE-128 of the key, the nonce and a label of each part of the file."""
+    """A stream cipher: XORs with SHAKE-128 of key, nonce and a part's label."""
 
     def __init__(self, key: bytes, nonce: bytes) -> None:
         self._begun = hashlib.shake_128(key + nonce)
@@ -76,7 +75,7 @@ class _Cipher:
 
 
 class SnapshotHeader(msgspec.Struct, frozen=True):
-    """The first part of a snapshot. `facts` as in KVTransfer."""
+    """The first part of a snapshot. `facts`: as in KVTransfer."""
 
     facts: Sequence[str]
     heads: Sequence[int]
@@ -109,7 +108,7 @@ class SnapshotWriter:
             self._parts += len(parts)
 
     def discard(self) -> None:
-        """Deletes the file. If that fails, the machine's next node says so."""
+        """Deletes the file, if possible."""
         with contextlib.suppress(OSError):
             self._path.unlink(missing_ok=True)
 
@@ -127,7 +126,7 @@ class SnapshotWriter:
 
 
 class SnapshotReader:
-    """Reads this machine's snapshot, and deletes it at once; `error` says what is wrong with it."""
+    """Reads this machine's snapshot, and deletes the file at once. `error`: why the snapshot is unusable."""
 
     def __init__(
         self, store: SnapshotStore, snapshot: KVSnapshot, facts: Sequence[str], layers: int, stack: ExitStack
@@ -153,7 +152,7 @@ class SnapshotReader:
             self.error = f"the snapshot cannot be read: {type(error).__name__}"
 
     def read(self, into: NDArray[np.uint8], head: int, page: int, first_layer: int) -> str:
-        """Fills `into` ([layers, bytes of a part]) from `first_layer` on. Returns the error, or ""."""
+        """Fills `into`, [layers, bytes of a part]. Returns the error, or ""."""
         if head not in self.header.heads:
             return f"the snapshot lacks head {head}"
         first = (self.header.heads.index(head) * self.header.pages + page) * self._layers + first_layer
@@ -169,8 +168,7 @@ class SnapshotReader:
 
 
 class KVTransfer:
-    """One node's KV transfers. `store` is None on a machine without a folder. Both epochs must have the same `facts`.
-    `progress` gets the bytes moved so far."""
+    """One node's KV transfers. Both epochs need equal `facts`. `progress` gets the bytes so far."""
 
     def __init__(
         self,
@@ -195,8 +193,8 @@ class KVTransfer:
     def save(
         self, order: SavePages, stored: Sequence[int] = (), sequences: Sequence[SavedSequence] = ()
     ) -> str:
-        """Saves the pages that rank 0 orders. Call it on all ranks; only rank 0 gives `sequences` and `stored` (heads
-        to save for nodes elsewhere). Returns why nothing is saved, or "". Raises PeerLost, ProtocolError."""
+        """Saves the pages that rank 0 orders, on all ranks. `stored`: heads for other machines. Returns an error, or
+        "". Raises PeerLost, ProtocolError."""
         unknown = any(page >= self._cache.pages for page in order.pages)
         if unknown or len(order.kept) != self._communicator.size:
             raise ProtocolError("node 0 saves pages or names nodes that do not exist")
@@ -231,8 +229,8 @@ class KVTransfer:
             self._saved = None
 
     def restore(self, snapshot: KVSnapshot) -> tuple[Sequence[SavedSequence], int]:
-        """Fills the first pages of the cache. Call it on all ranks, before the first step. Returns (rank 0's sequences,
-        or none if anything is missing; the number of pages). Raises PeerLost, ProtocolError."""
+        """Fills the cache's first pages, on all ranks, before the first step. Returns (sequences, pages). Raises
+        PeerLost, ProtocolError."""
         self._check_moves(snapshot.scattered, "brings")
         self._number = 0
         pages = range(min(snapshot.pages, self._cache.pages))
@@ -288,7 +286,7 @@ class KVTransfer:
         return error
 
     def _agreed(self, step: int, error: str) -> str:
-        """Exchanges errors. Returns why some rank cannot go on, or ""."""
+        """Returns why some rank cannot go on, or ""."""
         mine = torch.full((1, 1), float(bool(error)))
         for rank in range(1, self._communicator.size):
             said = self._communicator.send_up(mine, rank, self._tag(step))
@@ -304,7 +302,7 @@ class KVTransfer:
         step: int,
         answer: Callable[[torch.Tensor, int, Tag], torch.Tensor | None],
     ) -> Iterator[tuple[int, int, int, slice]]:
-        """Yields (rank, head, page, layers), alike on every rank. The receiver answers after every _AHEAD chunks."""
+        """Yields (rank, head, page, layers), alike on every rank."""
         size = max(1, MIB // self._part_bytes)
         chunks = itertools.product(moves, pages, range(0, self._layers, size))
         for count, ((rank, head), page, first) in enumerate(chunks, 1):

@@ -1,4 +1,4 @@
-"""Measures a node's time: sums it, and records the spans of a step if rank 0's plan says so."""
+"""Measures a node's time, and records the spans of chosen steps."""
 
 import time
 from collections.abc import Callable
@@ -16,13 +16,14 @@ _LANES = (COMPUTE, REDUCE, WAIT)
 
 @dataclass
 class Meter:
-    """Seconds and counts since the node was ready. Only the engine thread writes; any thread may read. `attention_s`
-    and `ffn_s` cover arithmetic, `reduce_wait_s` the collectives, `head_s` (rank 0 only) embedding, LM head and
-    sampling, including waits for streamed tiles."""
+    """Seconds and counts since the node was ready. Only the engine thread writes."""
 
+    #: Arithmetic.
     attention_s: float = 0.0
     ffn_s: float = 0.0
+    #: Collectives.
     reduce_wait_s: float = 0.0
+    #: Rank 0's embedding, LM head and sampling, and waits for tiles.
     head_s: float = 0.0
     steps: int = 0
     tokens: int = 0
@@ -53,7 +54,7 @@ class Meter:
             self.sink.add(COMPUTE, 0, ended - attention_s - ffn_s, ended)
 
     def record(self, sink: EventSink | None, *, traced: bool = False) -> None:
-        """Records every span in `sink`; None stops that. `traced`: no layers are fused, so each block has spans."""
+        """Records every span in `sink`, if any. `traced`: layers are not fused."""
         self.sink, self.traced = sink, traced
 
     def reduce_span(self, block: int) -> "_Span":
@@ -61,15 +62,14 @@ class Meter:
         return self._reduce_spans[kind].of(layer)
 
     def travelled(self, block: int, begun: float) -> None:
-        """Records that a block's all-reduce, begun at `begun` (perf_counter), is over."""
+        """Records the end of a block's all-reduce. `begun`: by perf_counter."""
         if self.sink is not None:
             layer, kind = divmod(block, 2)
             self.sink.add(TRAVEL, self.sink.name(_KINDS[kind]), begun, time.perf_counter(), layer, self.step)
 
 
 class _Span:
-    """Adds the time of a `with` statement to a field of the meter. Runs twice per model block, with cold caches."""
-
+    # Runs twice per model block, with cold caches.
     __slots__ = ("_field", "_lane", "_layer", "_meter", "_name", "_started")
 
     def __init__(self, meter: Meter, field: str, lane: int, name: str) -> None:

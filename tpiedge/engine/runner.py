@@ -1,4 +1,4 @@
-"""The loops of rank 0 (plan, embed, forward, head, sample) and of other ranks, which see no token id."""
+"""The loops of rank 0 and of the other ranks, which see no token id."""
 
 import secrets
 import time
@@ -41,14 +41,16 @@ _CLAIM_S: Final = 10.0
 
 @dataclass(frozen=True)
 class Serving:
-    """Settings of an epoch. `context_tokens`: the maximum of positions per sequence; `sequences`: how many run at once;
-    `speculate`: the maximum of drafts per sequence and step; `grain_pages`: the memory of so many pages is given back
-    together (0: never)."""
+    """Settings of an epoch."""
 
     epoch: int
+    #: The most positions of a sequence.
     context_tokens: int
+    #: How many sequences run at once.
     sequences: int = 1
+    #: The most drafts of a sequence in a step.
     speculate: int = 0
+    #: How many pages give back their memory together (0: never).
     grain_pages: int = 0
     limits: StepLimits | None = None
     route: Route = field(default_factory=Route)
@@ -107,14 +109,14 @@ class Leader:
 
     @property
     def reading(self) -> tuple[tuple[str, int], ...]:
-        """Returns (request, prompt positions computed so far) per prompt in the step under way. From any thread."""
+        """Returns (request, computed prompt positions) of this step's prompts. For any thread."""
         blocks = 2 * self._config.num_layers
         meter = self._engine.meter
         done = meter.block if meter.step == self._step else 0
         return tuple((name, start + count * done // blocks) for name, start, count in self._read)
 
     def record_next(self) -> None:
-        """Makes all nodes record the next step that has no prompts. From any thread."""
+        """Records the next step without prompts, on all nodes. For any thread."""
         self._recording_wanted = True
 
     def compile(self, request: GenerationRequest, group: str) -> None:
@@ -134,8 +136,7 @@ class Leader:
         self._live[request.id] = live
 
     def order_save(self, halt: Halt) -> tuple[SavePages, tuple[SavedSequence, ...]]:
-        """Tells every node, in place of a step, what to save for the next epoch. Returns the order and the
-        sequences."""
+        """Orders all nodes to save the KV cache. Returns order and sequences."""
         pages, sequences = self._batcher.to_save(MAX_PAGES)
         self._step += 1
         order = SavePages(self._epoch, self._step, pages, halt.kept, halt.gathered)
@@ -143,20 +144,19 @@ class Leader:
         return order, sequences
 
     def adopt(self, sequences: Sequence[SavedSequence], pages: int, *, private: bool) -> None:
-        """Holds the first `pages` pages, filled for `sequences`, until their requests come. Call it before `submit`."""
+        """Holds the first `pages` pages for `sequences`. Call it before `submit`."""
         self._batcher.adopt(sequences, pages, private=private)
         self._adopted_until = time.monotonic() + _CLAIM_S
 
     def cancel(self, request: str) -> None:
-        """Ends the request after the step, or within it if the request is alone. From any thread."""
+        """Ends the request after the step, or sooner. For any thread."""
         self._cancels[request] = None
         lone, step = self._lone
         if lone == request:
             self._communicator.request_cancel(step)
 
     def step(self) -> list[Finished | Failed | Compiled]:
-        """Computes one step. Returns ended and failed requests, and compiled grammars. Raises PeerLost,
-        ProtocolError."""
+        """Computes one step. Returns what ended, failed or compiled. Raises PeerLost, ProtocolError."""
         self._drawing.draw_deferred(self._live.values())
         ended = [*self._preparations.news(), *self._take_cancels()]
         if self._adopted_until and time.monotonic() > self._adopted_until:
@@ -243,7 +243,7 @@ class Leader:
         )
 
     def _run(self, batch: Batch) -> Tensor:
-        """Sweeps over the model. Returns hidden states [T, H], of which only wanted rows are complete."""
+        """Returns hidden states [T, H], complete only in wanted rows."""
         self._step += 1
         ids, engine, route = batch.ids, self._engine, self._serving.route
         self._read = tuple(
@@ -287,7 +287,7 @@ class Leader:
 
 
 def follow(engine: Engine, transfer: KVTransfer, told: Callable[[StepSpans], None]) -> NoReturn:
-    """Runs a rank other than 0. Ends only by raising Cancelled (shutdown), PeerLost or ProtocolError."""
+    """Runs another rank than 0. Raises Cancelled (shutdown), PeerLost or ProtocolError."""
     recorder = StepRecorder(engine.communicator.rank, engine.meter, engine.weights, told)
     while True:
         plan = engine.communicator.next_plan()

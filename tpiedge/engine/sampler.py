@@ -8,8 +8,7 @@
 
 `kernels/draw.py` goes on with temperature, top-k, top-p and min-p.
 
-At least one token survives, and a logit of -inf is never drawn. The random number depends on (seed, position) alone:
-neither nodes, batches, repeated steps, threads nor machines change a token.
+A logit of -inf is never drawn. The random number depends on (seed, position) alone.
 """
 
 import hashlib
@@ -36,16 +35,15 @@ TokenMask = NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """One drawn token. `logprobs`, if asked for: (id, log probability by the model's logits) of the likeliest tokens,
-    descending, then of the drawn token if it is not among them."""
+    """One drawn token."""
 
     token: int
+    #: (id, log probability) of the likeliest tokens, descending, then of the drawn token if it is not among them.
     logprobs: tuple[tuple[int, float], ...]
 
 
 class Sampler:
-    """Draws the tokens of one sequence. `sample` changes nothing, so a step can be repeated. A new sampler with prompt
-    and answer so far draws the same tokens. Token ids must be below `vocab_size`, and `sampling` within its ranges."""
+    """Draws the tokens of one sequence. `sample` changes nothing. Arguments must be within their ranges."""
 
     def __init__(
         self, sampling: Sampling, prompt_ids: Sequence[int], vocab_size: int, answer_ids: Iterable[int] = ()
@@ -70,8 +68,7 @@ class Sampler:
             self._answered.add(token)
 
     def sample(self, logits_V: "Tensor", allowed: TokenMask | None = None) -> Sampled:
-        """Draws the next token, one of `allowed` if given, from f32 logits [V]. Raises InternalError for logits of the
-        wrong shape, with NaN or +inf, or all -inf; GrammarRefused if all allowed tokens have -inf."""
+        """Draws the next token from f32 logits [V]. Raises InternalError, GrammarRefused."""
         raw_V = self._checked(logits_V)
         scores_V = self._adjusted(raw_V)
         if allowed is not None:
@@ -142,7 +139,7 @@ class _Occurrences:
 
 
 def uniform(seed: int, position: int) -> float:
-    """Returns a random number in [0, 1): 53 bits of the BLAKE2b hash of seed and position."""
+    """Returns a random number in [0, 1), by BLAKE2b."""
     message = seed.to_bytes(8, "little") + position.to_bytes(8, "little")
     digest = hashlib.blake2b(message, digest_size=8, person=b"tpiedge sampler").digest()
     return (int.from_bytes(digest, "little") >> 11) * 2.0**-53

@@ -1,4 +1,4 @@
-"""Ranges of sampling parameters: for flags, which are checked here, and for the API's fields."""
+"""Ranges of sampling parameters, for flags and for the API's fields."""
 
 from importlib.util import find_spec
 
@@ -32,7 +32,7 @@ _RANGES = {
 
 
 def check_sampling(sampling: Sampling, vocab_size: int) -> None:
-    """Raises UserError, naming the flag, if a parameter is out of its range. NaN is out of every range."""
+    """Raises UserError, naming the flag, if a parameter is out of range."""
     for name, allowed in _RANGES.items():
         _check(f"--{name.replace('_', '-')}", getattr(sampling, name), allowed)
     _check("the number of --logit-bias", len(sampling.logit_bias), Range(0, MAX_BIASES))

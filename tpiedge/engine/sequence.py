@@ -1,4 +1,4 @@
-"""One request on rank 0: its tokens, how far they are computed, and their pages."""
+"""One request on rank 0: its tokens and their pages."""
 
 import hashlib
 from array import array
@@ -11,7 +11,7 @@ from tpiedge.wire.requests import GenerationRequest
 
 @dataclass(frozen=True)
 class SavedSequence:
-    """A sequence in a KV snapshot. `pages` hold `done` positions; `tokens` is a digest of their tokens."""
+    """A sequence in a KV snapshot. `done`: positions. `tokens`: a digest."""
 
     request: str
     scope: str
@@ -34,7 +34,7 @@ def _digest(ids: Sequence[int]) -> str:
 
 @dataclass(eq=False)
 class RunningSequence:
-    """A request from its arrival to its end; only `batcher` changes it."""
+    """A request from its arrival to its end. Only `batcher` changes it."""
 
     request: GenerationRequest
     #: Prompt and answer, whose last token is not computed yet.
@@ -77,24 +77,26 @@ class RunningSequence:
 
     @property
     def scanned(self) -> bool:
-        """Whether hidden states of all prompt positions are still wanted."""
+        """Whether all prompt positions need hidden states."""
         every = self.request.prompt_scores or self.request.pooling == "mean"
         return every and self.answer_tokens == 0
 
     @property
     def decodes(self) -> bool:
-        """Whether all tokens except the answer's latest are computed."""
+        """Whether only the answer's latest token is not computed."""
         return self.remaining == 1 and self.answer_tokens > 0
 
 
 @dataclass(frozen=True, eq=False)
 class StepPiece:
-    """Tokens of a sequence from `start` on. The last `drafted` are guesses, the last `wanted` need hidden states."""
+    """Tokens of a sequence from `start` on."""
 
     sequence: RunningSequence
     start: int
     ids: Sequence[int]
+    #: How many of the last tokens need hidden states.
     wanted: int
+    #: How many of the last tokens are guesses.
     drafted: int = 0
     guess: Guess = NO_GUESS
 

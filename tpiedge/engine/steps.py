@@ -1,5 +1,5 @@
-"""Cuts steps into chunks. A chunk is one message per block. A chunk's sum is needed when the next block begins; until
-then the sum travels while this node computes other chunks."""
+"""Cuts steps into chunks. A chunk is one message per block. A chunk's sum travels while this node computes other
+chunks."""
 
 import time
 from bisect import bisect_left
@@ -35,15 +35,15 @@ class StepLimits:
 
     @staticmethod
     def of(hidden_size: int) -> "StepLimits":
-        """Limits a step's f32 hidden states to ACTIVATION_BYTES, a message's to 1 MiB."""
+        """Limits a step to ACTIVATION_BYTES, a message to 1 MiB."""
         row_bytes = 4 * hidden_size
         return StepLimits(max(1, ACTIVATION_BYTES // row_bytes), max(1, (1 << 20) // row_bytes))
 
     def chunk_of(self, tokens: int, *, shared: bool) -> int:
-        """Returns a chunk's rows: at most half of a shared step, because one half travels while the other is computed.
-        Steps too short for efficient halves stay whole. Halves are whole tiles, lest few rows make a third chunk."""
+        """Returns the rows of a chunk. `shared`: chunks travel between nodes."""
         if not shared or tokens < 3 * _PRODUCT_ROWS:
             return self.chunk_tokens
+        # One half travels while the other is computed. Whole tiles, lest few rows make a third chunk.
         half = -(-tokens // 2)
         return min(self.chunk_tokens, -(-half // _PRODUCT_ROWS) * _PRODUCT_ROWS)
 
@@ -58,7 +58,7 @@ def segments_of(plan: StepPlan, rows: slice) -> Iterator[Segment]:
 
 
 def chunks(plan: StepPlan) -> list[slice]:
-    """Cuts the step's rows, alike on every node. Raises ProtocolError if the plan contradicts itself."""
+    """Cuts the step's rows, alike on every node. Raises ProtocolError."""
     total = sum(segment.length for segment in plan.segments)
     if total != plan.tokens or total == 0 or plan.chunk_tokens == 0 or plan.apart_tokens > total:
         raise ProtocolError(f"step {plan.step}: {plan.tokens} tokens planned, segments hold {total}")
@@ -66,7 +66,7 @@ def chunks(plan: StepPlan) -> list[slice]:
 
 
 def wanted_rows(plan: StepPlan) -> tuple[list[int], list[slice]]:
-    """Returns the rows whose hidden states are wanted, and how to slice this list into chunks. Raises ProtocolError."""
+    """Returns the wanted rows, and this list's cuts into chunks. Raises ProtocolError."""
     rows: list[int] = []
     end = 0
     for segment in plan.segments:
@@ -91,7 +91,7 @@ _MOST: Final = 2
 
 
 class StepCancelled(Cancelled):
-    """Rank 0 ended the step; every node leaves it after the same block and chunk."""
+    """Rank 0 ended the step. All nodes leave it at the same place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +116,7 @@ class _UnderWay:
 
 
 class OverlappedReduces:
-    """One node's all-reduces in one step. Methods raise PeerLost, ProtocolError or StepCancelled. `Grid` sums are sent
-    as integers if `wire` is f32."""
+    """One node's all-reduces in one step. Methods raise PeerLost, ProtocolError or StepCancelled."""
 
     def __init__(
         self, communicator: Communicator, meter: Meter, pool: Pool | None, wire: WirePrecision = "f32"
@@ -135,8 +134,8 @@ class OverlappedReduces:
         *,
         wait: bool,
     ) -> None:
-        """Adds the sum of all nodes' partials and one bias to `rows`: before it returns if `wait`, else by the next
-        `finish`. With `grid` (the same on all nodes), partials count the grid's steps."""
+        """Adds all nodes' partials and one bias to `rows`: now if `wait`, else by `finish`. With `grid`, partials are
+        integers."""
         contributes = partial_CH is not None
         if grid is not None and self._wire != "f32":
             partial_CH, grid = None if partial_CH is None else widened(partial_CH, grid), None

@@ -1,8 +1,8 @@
-"""Causal attention over the pages of a KV cache, and appending to these pages: native, or in torch for f32 and bf16.
+"""Causal attention over the pages of a KV cache: native, or in torch for f32 and bf16.
 
 T tokens of all spans, N query heads, K KV heads, g query heads of one KV head, S cached positions, P positions of a
-page, d head width, B bytes of a row. A token's bits do not depend on other sequences, in native code also not on other
-tokens of its span.
+page, d head width, B bytes of a row. A token's bits do not depend on other sequences. In native code they depend on no
+other token.
 """
 
 import functools
@@ -23,7 +23,7 @@ _DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 
 
 def kv_of_heads(start: int, stop: int, group_size: int) -> tuple[int, ...]:
-    """Returns every query head's local KV head. A share may start inside a group: (3, 6, 2) -> (0, 1, 1)."""
+    """Returns every query head's local KV head: (3, 6, 2) -> (0, 1, 1)."""
     return tuple(head // group_size - start // group_size for head in range(start, stop))
 
 
@@ -36,8 +36,7 @@ def attention_pages(
     window: int | None = None,
     pool: Pool | None = None,
 ) -> Tensor:
-    """Returns f32 [T, N, d] for f32 queries. A query sees keys up to its own position, at most the last `window` keys.
-    `kv_of_head` must not decrease. Torch's scratch: 12 MiB, and copies of keys and values."""
+    """Returns f32 [T, N, d]. `window`: how many keys a query sees. `kv_of_head` must not decrease."""
     heads, width = q_TNd.shape[1:]
     head_start = head_starts(kv_of_head, heads, layout.kv_heads)
     spans.check_pages(layout)
@@ -66,7 +65,7 @@ def attention_pages(
 def append_pages(
     k_TKd: Tensor, v_TKd: Tensor, spans: Spans, layout: PageLayout, pool: Pool | None = None
 ) -> None:
-    """Stores f32 keys and values in the cache's precision; native code and torch write the same bytes."""
+    """Stores f32 keys and values in the cache's precision."""
     spans.check_pages(layout)
     for name, x_TKd in (("keys", k_TKd), ("values", v_TKd)):
         shape = spans.tokens, layout.kv_heads, layout.format.width
@@ -87,7 +86,7 @@ def append_pages(
 
 @functools.lru_cache(maxsize=64)
 def head_starts(kv_of_head: tuple[int, ...], heads: int, kv_heads: int) -> bytes:
-    """Returns each KV head's first query head, then `heads`, as int64. Raises ValueError for unusable KV heads."""
+    """Returns each KV head's first query head, then `heads`, as int64. Raises ValueError."""
     if list(kv_of_head) != sorted(kv_of_head):
         raise ValueError(f"KV heads {kv_of_head} decrease")
     if len(kv_of_head) != heads or (heads and not 0 <= min(kv_of_head) <= max(kv_of_head) < kv_heads):
@@ -99,7 +98,7 @@ def head_starts(kv_of_head: tuple[int, ...], heads: int, kv_heads: int) -> bytes
 def _group(
     q_TKgd: Tensor, k_KSd: Tensor, v_KSd: Tensor, offset: int, window: int | None, out_TKgd: Tensor
 ) -> None:
-    """Computes g query heads for each KV head into `out_TKgd`; query t is at key index offset + t."""
+    """Computes g query heads for each KV head into `out_TKgd`."""
     tokens = q_TKgd.shape[0]
     if tokens == 1:
         # One query sees every key: the heads of a group take the place of tokens and share one pass over the keys.
@@ -124,8 +123,6 @@ def _group(
 
 
 def _runs(kv_of_head: tuple[int, ...], whole: bool) -> list[tuple[slice, slice]]:
-    """Returns (KV heads, query heads) of each computation; one computation if `whole` and all groups have equal
-    sizes."""
     runs: list[tuple[slice, slice]] = []
     for head, kv in enumerate(kv_of_head):
         start = runs.pop()[1].start if runs and runs[-1][0].start == kv else head
@@ -138,7 +135,7 @@ def _runs(kv_of_head: tuple[int, ...], whole: bool) -> list[tuple[slice, slice]]
 
 
 def _rows_in_pages(span: Span, layout: PageLayout, first: int) -> tuple[Tensor, Tensor]:
-    """Copies keys and values, [K, S, d], from position `first` to the span's end."""
+    """Copies keys and values, [K, S, d], from position `first` on."""
     page, within = divmod(first, layout.positions)
     pages = _page_numbers(span, layout)[page : -(-span.stop // layout.positions)]
     keys, values = (

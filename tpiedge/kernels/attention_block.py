@@ -1,5 +1,5 @@
-"""Computes a node's quantised attention block, or all layers, in one native call, to the same bits as linear.py,
-elementwise.py and attention.py. Between separate calls, weights would evict Python's code from the CPU's caches.
+"""Computes a node's quantised attention block, or all layers, in one native call. The bits equal those of linear.py,
+elementwise.py and attention.py.
 
 T tokens, H hidden size, n query heads, K KV heads, d head width, r rotated width, O outputs.
 """
@@ -30,9 +30,8 @@ _LAYER = struct.Struct("=3qd")
 
 
 class FusedAttention:
-    """One block on the pages of one cache. `matrices` are q, k, v and o, and must not move; `grid` belongs to o,
-    `biases` to q, k and v, `head_norms_d` to queries and keys. The first `rotated` columns of a head (default: all) are
-    rotated. Raises ValueError for a misfit."""
+    """One block on the pages of one cache. `matrices`: q, k, v and o, which must not move. `biases`: for q, k and v.
+    `head_norms_d`: for q and k. `rotated`: how many columns of a head. Raises ValueError."""
 
     def __init__(
         self,
@@ -95,11 +94,12 @@ class FusedAttention:
         self.scratch = q.cols + 2 * q.rows + 3 * k.rows
 
     def run(self, x_TH: Tensor, spans: Spans, cos_Tr: Tensor, sin_Tr: Tensor) -> Tensor:
-        """Appends k and v to the cache; returns the grid's sums, [T, O]. A token's bits depend on no other token."""
+        """Appends k and v to the cache. Returns the grid's sums, [T, O]."""
         self.check(x_TH, spans, cos_Tr, sin_Tr)
         x_TH = x_TH.contiguous()
         scratch = torch.empty(spans.tokens * self.scratch)
 
+        # Between separate calls, weights would evict Python's code from the CPU's caches.
         def compute(sums_TO: Tensor, wide: bool) -> bool:
             return self._pool.call(
                 "tpiedge_panels_attention",
@@ -124,7 +124,7 @@ class FusedAttention:
 
 
 class FusedLayers:
-    """All layers as one native call, for a single node. Raises ValueError for a misfit."""
+    """All layers as one native call, for a single node. Raises ValueError."""
 
     def __init__(self, blocks: Sequence[tuple[FusedAttention, FusedFFN]], pool: Pool) -> None:
         hidden = {width for layer in blocks for block in layer for width in (block.hidden, block.outputs)}
@@ -144,7 +144,7 @@ class FusedLayers:
         self.most_tokens = max(1, (SCRATCH_BYTES + NORMED_BYTES) // (F32_BYTES * self._scratch))
 
     def run(self, x_TH: Tensor, spans: Spans, cos_Tr: Tensor, sin_Tr: Tensor) -> tuple[float, float]:
-        """Adds every block's result to `x_TH`. Returns the seconds of attention and of FFN blocks."""
+        """Adds every block's result to `x_TH`. Returns (attention's seconds, FFN's seconds)."""
         self._blocks[0][0].check(x_TH, spans, cos_Tr, sin_Tr)
         if not x_TH.is_contiguous():
             raise ValueError("activations to add to are not contiguous")

@@ -1,10 +1,9 @@
 """Draws a token from scores, and ranks tokens with log probabilities. No torch.
 
-Scores are f32[V], contiguous, without NaN and +inf; at least one is above -inf. Filters apply in this order: `top_k`,
+Scores are f32 [V], contiguous, without NaN and +inf; at least one is above -inf. Filters apply in this order: `top_k`,
 `top_p`, `min_p`. A mass is e**((score - largest) / temperature), rounded to steps (`mass_bits`). Steps are so fine that
-the sum just fits int64; a sum is exact in every order. Masses below half a step (with 262,144 tokens: 2**-44 of the
-largest mass) become zero. numpy defines the result. The native kernels (native/draw.cpp) give the same bits, on the
-calling thread without the GIL. Too little memory raises MemoryError.
+the sum just fits int64. numpy defines the result; the native kernels (native/draw.cpp) give the same bits, without the
+GIL. Raises MemoryError.
 """
 
 import math
@@ -31,18 +30,18 @@ _SERIES: Final = [1 / math.factorial(n) for n in range(11, -1, -1)]
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """`top_k` keeps the k largest scores and others equal to the k-th (0: all). `top_p` keeps the likeliest tokens
-    (equal ones by id), as few as have this part of the total mass (1: all). `min_p` keeps tokens with at least this
-    part of the largest mass. `temperature` is above 0."""
-
+    #: Above 0.
     temperature: float
+    #: Keeps the k largest scores, and others equal to the k-th (0: all).
     top_k: int = 0
+    #: Keeps the likeliest tokens (equal ones by id), as few as have this part of the total mass (1: all).
     top_p: float = 1.0
+    #: Keeps tokens with at least this part of the largest mass.
     min_p: float = 0.0
 
 
 def draw(scores_V: Scores, filters: Filters, number: float) -> int:
-    """Returns the first surviving id at which the cumulated mass exceeds `number` (in [0, 1)) times the total."""
+    """Returns the first surviving id whose cumulated mass exceeds `number` times the total."""
     library = kernel_library()
     if library is None:
         return draw_by_numpy(scores_V, filters, number)
@@ -60,8 +59,7 @@ def draw(scores_V: Scores, filters: Filters, number: float) -> int:
 
 
 def likeliest(scores_V: Scores, count: int) -> tuple[list[int], float]:
-    """Returns (ids of the `count` largest scores, descending, equal scores by id; log of the sum of all e**score, off
-    by at most 2e-8 with 262,144 tokens). `count` is at least 1."""
+    """Returns ids of the `count` largest scores, and log(sum(e**score))."""
     count, bits = min(count, len(scores_V)), mass_bits(len(scores_V))
     library = kernel_library()
     if library is None:
@@ -96,7 +94,7 @@ def draw_by_numpy(scores_V: Scores, filters: Filters, number: float) -> int:
 
 
 def mass_bits(vocab_size: int) -> int:
-    """Returns log2 of the likeliest token's mass, as in native/mass.h."""
+    """Returns log2 of the likeliest token's mass."""
     return min(50, 62 - vocab_size.bit_length())
 
 
@@ -111,7 +109,7 @@ def survivors(scores_V: Scores, filters: Filters) -> tuple[Ids, Masses]:
 
 
 def _masses(scores: Scores, temperature: float, bits: int) -> Masses:
-    """Computes masses with the same operations as native/mass.inl."""
+    """Computes masses as native/mass.inl does."""
     with np.errstate(over="ignore", invalid="ignore"):  # a tiny temperature sends all but the best to -inf
         below = scores.astype(np.float64) - float(scores.max())
         exponents = np.maximum(np.where(below < 0, below / temperature, 0.0), _LEAST)
@@ -125,7 +123,7 @@ def _masses(scores: Scores, temperature: float, bits: int) -> Masses:
 
 
 def _top_k(scores: Scores, k: int) -> Ids:
-    """Returns ascending indices of the k largest scores and of others equal to the k-th. k = 0 keeps all."""
+    """Returns ascending indices of scores not below the k-th largest."""
     if k == 0 or k >= len(scores):
         return np.arange(len(scores))
     return np.flatnonzero(scores >= np.partition(scores, -k)[-k])
@@ -137,7 +135,7 @@ def _descending(scores: Scores, k: int) -> Ids:
 
 
 def _nucleus(scores: Scores, masses: Masses, top_p: float) -> Ids:
-    """Takes the likeliest tokens, as few as have `top_p` of the total mass; returns their indices, ascending."""
+    """Returns ascending indices of the likeliest tokens with `top_p` of the mass."""
     if top_p >= 1:
         return np.arange(len(masses))
     total = int(masses.sum())

@@ -1,8 +1,8 @@
 """RMS norm, SwiGLU, and rotary positions in Hugging Face's half-split form. In native code a token's bits do not depend
 on other tokens.
 
-T tokens, N heads, d head width, r rotated width (less than d in partially rotating models). Sines and cosines are made
-of f64 additions and multiplications, because the last bits of library functions differ between instruction sets.
+T tokens, N heads, d head width, r rotated width. Sines and cosines come from f64 sums and products: library functions
+differ between instruction sets.
 """
 
 import math
@@ -32,8 +32,7 @@ _SINE_SIGNS: Final = np.array([1.0, 1.0, -1.0, -1.0])
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, pool: Pool | None = None) -> Tensor:
-    """Returns f32 x * rsqrt(mean(x^2) + eps) * weight, computed in the order of Hugging Face's Llama. The mean is over
-    the last dimension. x is [T, H], or [T, N, d] with weight [d]."""
+    """Returns f32 x * rsqrt(mean(x^2) + eps) * weight, over the last dimension."""
     if pool is None:
         variance = x.pow(2).mean(-1, keepdim=True)
         return weight * (x * torch.rsqrt(variance + eps))
@@ -45,7 +44,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, pool: Pool | None = None) ->
 
 
 def rope(x_TNd: Tensor, cos_Tr: Tensor, sin_Tr: Tensor, pool: Pool | None = None) -> Tensor:
-    """Rotates the first r columns of every head; other columns stay as they are."""
+    """Rotates the first r columns of every head."""
     tokens, _, head_width = x_TNd.shape
     width = cos_Tr.shape[-1]
     if pool is not None:
@@ -63,7 +62,7 @@ def rope(x_TNd: Tensor, cos_Tr: Tensor, sin_Tr: Tensor, pool: Pool | None = None
 
 
 def swiglu(gate_TF: Tensor, up_TF: Tensor, pool: Pool | None = None) -> Tensor:
-    """Returns silu(gate) * up; torch overwrites `gate`. Zero columns (padding) stay zero."""
+    """Returns silu(gate) * up. Torch overwrites `gate`."""
     if pool is None:
         return F.silu(gate_TF, inplace=True).mul_(up_TF)
     for x_TF in (gate_TF, up_TF):
@@ -74,7 +73,7 @@ def swiglu(gate_TF: Tensor, up_TF: Tensor, pool: Pool | None = None) -> Tensor:
 
 
 def tables(positions_T: Tensor, inv_freq: Tensor, scale: float = 1.0) -> tuple[Tensor, Tensor]:
-    """Returns cos and sin, f32 [T, r], times `scale`, for r/2 frequencies. Angles are f32, below 2**27."""
+    """Returns cos and sin, f32 [T, r], times `scale`. Angles must be below 2**27."""
     positions_T1, inv_freq = positions_T.to(torch.float32)[:, None], inv_freq.to(torch.float32)
     cos_Tr, sin_Tr = (torch.empty(len(positions_T), 2 * len(inv_freq)) for _ in range(2))
     for first in range(0, len(positions_T), _ROWS):
@@ -106,7 +105,6 @@ def _turned(angles: _F64) -> tuple[_F64, _F64]:
 
 
 def _by_rows(pool: Pool, function: str, x_TNd: Tensor, y: Tensor, *arguments: float) -> None:
-    """Calls the native `function` once for all heads of all tokens; x may be strided."""
     check_f32("rows", x_TNd, x_TNd.shape[:3], contiguous=False)
     x_TNd = x_TNd if x_TNd.stride(2) == 1 else x_TNd.contiguous()
     pool.call(function, x_TNd.data_ptr(), y.data_ptr(), *x_TNd.stride()[:2], *x_TNd.shape, *arguments)

@@ -1,8 +1,8 @@
 """A node's part of an FFN block. T tokens, H hidden size, F stored rows of the share, O output features.
 
-Many tokens are computed in mini-sequences (MOM, section 3.1), so that gate and up (T x F floats each) stay within
-SCRATCH_BYTES, and normed rows (T x H) within NORMED_BYTES. Native products also take up to 8 MiB of memory if
-quantised, else 32 bytes per token and output.
+Many tokens are computed in mini-sequences (MOM, section 3.1). Gate and up (T x F floats each) stay within
+SCRATCH_BYTES, normed rows (T x H) within NORMED_BYTES. Native products also take up to 8 MiB if quantised, else 32
+bytes per token and output.
 """
 
 from collections.abc import Iterator
@@ -35,8 +35,7 @@ def ffn(
     linear: Linear,
     biases: Biases = (None, None),
 ) -> Tensor:
-    """Returns f32 [T, O]: contract(swiglu(project(h, gate), project(h, up)), down) with h = rms_norm(x), for f32 or
-    bf16 matrices. Few tokens without biases take one native call, with the same bits."""
+    """Returns f32 [T, O], for f32 or bf16 matrices."""
     if biases == (None, None):
         found_TO = _few(x_TH, norm_H, eps, (gate_FH, up_FH, down_FO), linear)
         if found_TO is not None:
@@ -65,7 +64,6 @@ def ffn(
 def _few(
     x_TH: Tensor, norm_H: Tensor, eps: float, matrices: tuple[Tensor, Tensor, Tensor], linear: Linear
 ) -> Tensor | None:
-    """Computes the block in one native call; returns None without native code, or for too many tokens."""
     pool = linear.pool_of(len(x_TH))
     if pool is None:
         return None
@@ -89,7 +87,7 @@ def _few(
 
 
 def mini_sequences(tokens: int, hidden: int, columns: int, arithmetic: Arithmetic) -> Iterator[slice]:
-    """Yields each mini-sequence's rows, a multiple of 16. A BF16 product takes memory for bf16 and f32 at once."""
+    """Yields each mini-sequence's rows, a multiple of 16."""
     row_bytes = max(1, columns) * (10 if arithmetic is Arithmetic.BF16 else 8)
     rows = min(SCRATCH_BYTES // row_bytes, NORMED_BYTES // (4 * max(1, hidden)))
     step = max(_ROWS, rows // _ROWS * _ROWS)
@@ -97,7 +95,7 @@ def mini_sequences(tokens: int, hidden: int, columns: int, arithmetic: Arithmeti
 
 
 class FusedFFN:
-    """A block of quantised matrices (gate, up, down), which must not move. Raises ValueError for a misfit."""
+    """A block of quantised matrices (gate, up, down), which must not move. Raises ValueError."""
 
     def __init__(
         self,

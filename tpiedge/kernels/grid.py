@@ -1,8 +1,8 @@
 """Sums quantised row-parallel products as integers, so that the order of summation changes nothing.
 
-The part of every unit (an attention head, or 128 columns of the FFN) is folded in f32 and rounded to a multiple of
-2**exponent. The multiples are added as integers over units and nodes, then rounded to f32 once. Sums are int32 if the
-sum of all nodes surely fits, else int64. An int64 part beyond 2**46 steps, or NaN, makes the sum NOT_A_NUMBER.
+The part of every unit (an attention head, or 128 columns of the FFN) is rounded to a multiple of 2**exponent. The
+multiples are added as integers over units and nodes, then rounded to f32 once. Sums are int32 if that surely suffices,
+else int64. An int64 part beyond 2**46 steps, or NaN, makes the sum NOT_A_NUMBER.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ _INT32: Final = (1 << 31) - 1
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """A matrix's grid on one node. Sums are in steps of 2**exponent; the magnitude of int32 sums is at most `most`."""
+    """A matrix's grid on one node. Steps are 2**exponent. `most` limits an int32 sum's magnitude."""
 
     exponent: int
     most: int = _INT32
@@ -33,8 +33,7 @@ class Grid:
 
 
 def sums_of(shape: tuple[int, int], compute: Callable[[Tensor, bool], bool]) -> Tensor:
-    """Returns int32 sums filled by `compute(sums, False)`; if this call returns False, int64 sums filled by
-    `compute(sums, True)`."""
+    """Calls `compute(sums, wide)`. Returns int32 sums, or int64 sums if it returns False."""
     sums = torch.empty(shape, dtype=torch.int32)
     if not compute(sums, False):
         sums = torch.empty(shape, dtype=torch.int64)
@@ -51,7 +50,7 @@ def widened(sums: Tensor, grid: Grid) -> Tensor:
 
 
 def add_sums(x_TH: Tensor, sums_TH: Tensor, grid: Grid, pool: Pool | None) -> None:
-    """Adds `sums_TH` (int32 or int64) to x (f32), both contiguous and of one shape."""
+    """Adds `sums_TH` (int32 or int64) to x (f32), both contiguous."""
     if pool is None:
         x_TH += widened(sums_TH, grid)
         return

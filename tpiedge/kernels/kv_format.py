@@ -1,8 +1,7 @@
 """Bytes of a KV cache's rows (the numbers of one head at one position), the same on every machine.
 
-docs/kernels.md has every bit. A number that is read from q8 or q4 differs from the written number by at most half a
-scale (and f32 rounding), because f16 scales cover all numbers. A page's part for one layer and KV head has rows of
-keys, rows of values, and padding to 4 KiB.
+docs/kernels.md has every bit. Storing in q8 or q4 changes a number by at most half a scale (and f32 rounding). A page's
+part for one layer and KV head: rows of keys, rows of values, padding to 4 KiB.
 """
 
 from dataclasses import dataclass
@@ -48,15 +47,14 @@ class KVFormat:
 
     @cached_property
     def page_positions(self) -> int:
-        """The least multiple of KEYS, up to 512, that pads a part by at most a sixteenth; else the multiple with least
-        padding."""
+        """Positions of a page, a multiple of KEYS with little padding."""
         counts = range(KEYS, 512 + 1, KEYS)
         fitting = (count for count in counts if self._padding(count) <= 1 / 16)
         return next(fitting, min(counts, key=self._padding))
 
     @cached_property
     def part_nbytes(self) -> int:
-        """Bytes of a page that one layer and KV head take."""
+        """Bytes of a page's part."""
         return whole(2 * self.page_positions * self.row_nbytes)
 
     def pages_of(self, positions: int) -> int:
@@ -72,5 +70,5 @@ def whole(nbytes: int) -> int:
 
 
 def usual_kv(compute: Compute) -> KVPrecision:
-    """Returns the default precision of keys and values, no finer than the products that make them."""
+    """Returns the default precision, no finer than the products."""
     return "f32" if compute == "f32" else "bf16"

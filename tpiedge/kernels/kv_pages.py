@@ -1,7 +1,7 @@
 """Addresses of keys and values in a KV cache's pages, and the positions of a call.
 
 A page has P positions, and a part for each layer and KV head: keys, then values. Position x is row x % P of page x //
-P. Native kernels read raw memory, so everything is checked here except the addresses in tables.
+P. Everything is checked here except the addresses in tables.
 """
 
 import struct
@@ -24,13 +24,14 @@ _SPAN = struct.Struct("=4q")
 
 @dataclass(frozen=True, slots=True)
 class PageLayout:
-    """One layer's keys and values in a cache's pages. `positions`: per page, a multiple of KEYS. `store_PB`: all pages,
-    uint8 [pages, bytes of a page], with parts sorted by layer, then KV head. Raises ValueError for a misfit."""
+    """One layer's part of a cache's pages. Raises ValueError."""
 
     format: KVFormat
     kv_heads: int
+    #: Of a page, a multiple of KEYS.
     positions: int
     layer: int
+    #: All pages, uint8 [pages, bytes of a page], with parts sorted by layer, then KV head.
     store_PB: Tensor = field(repr=False, compare=False)
     packed: bytes = field(init=False, repr=False, compare=False)
 
@@ -59,7 +60,7 @@ class PageLayout:
 
     @property
     def value_bytes(self) -> int:
-        """The distance in bytes from a key to its value."""
+        """Bytes from a key to its value."""
         return self.positions * self.format.row_nbytes
 
     @property
@@ -73,7 +74,7 @@ class PageLayout:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Positions of a sequence from `start` on. `table`: addresses of the sequence's pages from position 0 on."""
+    """Positions of a sequence from `start` on. `table`: addresses of all its pages."""
 
     tokens: int
     start: int
@@ -85,9 +86,8 @@ class Span:
 
 
 class Spans:
-    """A call's spans, checked and packed once for all layers. The call's rows are the spans' tokens in order. Spans of
-    one sequence must have different positions. Tables must not be written to or freed during calls. Raises ValueError
-    for a table that is too short or not contiguous int64."""
+    """A call's spans, packed for all layers. Rows are the spans' tokens in order. Spans must not overlap. Tables must
+    not change during calls. Raises ValueError."""
 
     def __init__(self, spans: Sequence[Span], positions: int) -> None:
         self.positions = positions

@@ -1,5 +1,5 @@
-"""Has the native kernels' threads; checks arguments and packs them. Without a Pool, torch computes everything. With a
-Pool, torch computes only f32 and bf16 products of more than NATIVE_TOKENS tokens, and attention with heads wider than
+"""Has the native kernels' threads; checks and packs arguments. Without a Pool, torch computes everything. With a Pool,
+torch computes only f32 and bf16 products of over NATIVE_TOKENS tokens, and attention of heads wider than
 MAX_HEAD_WIDTH."""
 
 import struct
@@ -29,7 +29,7 @@ _NO_MEMORY, _TOO_LARGE = 1, 2
 
 
 class Pool:
-    """Native threads that help the caller's thread; calls wait for each other. Callers must check all addresses."""
+    """Native threads that help the caller's thread. Calls wait for each other. Callers check addresses."""
 
     def __init__(self, library: KernelLibrary, threads: int) -> None:
         self.dll = library.dll
@@ -44,8 +44,7 @@ class Pool:
         self._finalizer()
 
     def call(self, function: str, *arguments: object) -> bool:
-        """Calls a native function. Returns False for useless sums: they may exceed int32, but int64 was not asked for.
-        Raises MemoryError without memory for intermediate results."""
+        """Calls a native function. Returns False if int32 sums may overflow. Raises MemoryError."""
         if self._handle is None:
             raise RuntimeError("the native threads were closed")
         status: int | None = getattr(self.dll, function)(self._handle, *arguments)
@@ -55,7 +54,7 @@ class Pool:
 
 
 def check_f32(what: str, x: Tensor, shape: tuple[int, ...], *, contiguous: bool = True) -> None:
-    """Raises ValueError unless `x` is f32 of this shape in main memory, because native code reads raw memory."""
+    """Raises ValueError unless `x` is f32 of this shape in main memory."""
     if (
         x.shape != shape
         or x.dtype is not torch.float32
@@ -69,15 +68,15 @@ def check_f32(what: str, x: Tensor, shape: tuple[int, ...], *, contiguous: bool 
 
 
 def pack_matrix(w: Tensor, y: int, rows: int) -> bytes:
-    """Packs an f32 or bf16 matrix of `rows` rows; `y` is the address of its products."""
+    """Packs an f32 or bf16 matrix. `y`: the address of its products."""
     return _WEIGHT.pack(w.data_ptr(), y, w.dtype is torch.bfloat16, w.stride(0), rows)
 
 
 def pack_panels(
     w: PanelMatrix, y: int = 0, bias_R: Tensor | None = None, y_stride: int | None = None
 ) -> bytes:
-    """Packs a column-parallel matrix. `y`: the products' address (0: the native call gives the address). Rows of
-    products are `y_stride` floats apart. `bias_R`, contiguous f32, is added and must not move."""
+    """Packs a column-parallel matrix. `y`: the products' address. `bias_R`: contiguous f32, must not move. `y_stride`:
+    in floats."""
     bias = 0 if bias_R is None else bias_R.data_ptr()
     return _packed(w, y, bias, 0, 0, w.rows if y_stride is None else y_stride)
 

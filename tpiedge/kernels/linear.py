@@ -1,7 +1,7 @@
 """Products of activations with weights: T tokens, I input features, O output features, R rows of the stored weight.
 
-In native code a row's bits depend neither on other rows nor on the number of threads; in torch both may matter.
-Quantised matrices are multiplied in INT8, natively only.
+In native code a row's bits depend neither on other rows nor on threads; in torch both may matter. Quantised matrices
+are multiplied in INT8, natively only.
 """
 
 from collections.abc import Sequence
@@ -26,8 +26,7 @@ from tpiedge.kernels.shared_library import KernelLibrary, kernel_library
 
 
 class Arithmetic(StrEnum):
-    """Arithmetic of activations with weights. F32 widens bf16 weights exactly. BF16 rounds activations to bf16; sums
-    are f32. INT8 quantises activations for quantised weights, and is F32 for plain weights."""
+    """BF16 rounds activations to bf16; sums are f32. INT8 quantises activations; with plain weights it is F32."""
 
     F32 = "f32"
     BF16 = "bf16"
@@ -35,8 +34,8 @@ class Arithmetic(StrEnum):
 
 
 class Linear:
-    """Multiplies with `threads` native threads, including the caller's; concurrent calls wait for each other. May raise
-    MemoryError. Without `library`, torch computes, and quantised matrices raise ValueError."""
+    """Multiplies with `threads` threads, including the caller's. Concurrent calls wait. Without `library`, quantised
+    matrices raise ValueError. May raise MemoryError."""
 
     def __init__(self, arithmetic: Arithmetic, threads: int, library: KernelLibrary | None) -> None:
         if threads < 1:
@@ -48,15 +47,15 @@ class Linear:
 
     @classmethod
     def create(cls, arithmetic: Arithmetic, threads: int) -> Self:
-        """Makes a Linear with the native kernels, if they are built and not switched off (TPIEDGE_NATIVE=0)."""
+        """Makes a Linear with the native kernels, if there are any."""
         return cls(arithmetic, threads, kernel_library())
 
     def pool_of(self, tokens: int) -> Pool | None:
-        """Returns the native threads if they multiply `tokens` tokens with f32 and bf16 matrices, else None."""
+        """Returns the native threads, if they multiply so many tokens."""
         return self.pool if tokens <= NATIVE_TOKENS else None
 
     def project(self, x_TI: Tensor, w_RI: Weight) -> Tensor:
-        """Returns x @ w.T, contiguous f32 [T, R]. w is column-parallel: a row per output feature."""
+        """Returns x @ w.T, contiguous f32 [T, R]. w is column-parallel."""
         return self.project_many(x_TI, (w_RI,))[0]
 
     def project_into(self, x_TI: Tensor, w_RI: Weight, y_TR: Tensor) -> None:
@@ -72,7 +71,7 @@ class Linear:
         self._project_panels(self.pool, x_TI, [pack_panels(w_RI, y_TR.data_ptr(), None, y_TR.stride(0))])
 
     def project_many(self, x_TI: Tensor, weights: Sequence[Weight]) -> list[Tensor]:
-        """Returns x @ w.T for up to MAX_PRODUCTS weights, all quantised or all plain; native code takes one call."""
+        """Returns x @ w.T for up to MAX_PRODUCTS weights, of one kind."""
         if len(weights) > MAX_PRODUCTS:
             raise ValueError(f"{len(weights)} weights at once, more than {MAX_PRODUCTS}")
         for w_RI in weights:
@@ -95,7 +94,7 @@ class Linear:
         return outputs
 
     def contract(self, x_TR: Tensor, w_RO: Weight, grid: Grid | None = None) -> Tensor:
-        """Returns x @ w, contiguous [T, O]: f32, or sums of `grid` if w is quantised. w has a row per input feature."""
+        """Returns x @ w, contiguous [T, O]: f32, or sums of `grid`. w is row-parallel."""
         check_weight(w_RO, input_dim=0)
         check_activations(x_TR, w_RO.shape[0])
         if isinstance(w_RO, PanelMatrix):
@@ -110,7 +109,7 @@ class Linear:
         return y_TO
 
     def close(self) -> None:
-        """Ends the native threads; afterwards torch computes. Idempotent."""
+        """Ends the native threads. Torch may still compute. Idempotent."""
         pool, self.pool = self.pool, None
         if pool is not None:
             pool.close()
@@ -152,7 +151,7 @@ def check_activations(x: Tensor, features: int) -> None:
 
 
 def check_weight(w: Weight, input_dim: int) -> None:
-    """Raises ValueError unless `w` is in main memory: either rows of f32 or bf16, or quantised along `input_dim`."""
+    """Raises ValueError for unusable weights. `input_dim`: 1 if column-parallel, 0 if row-parallel."""
     if isinstance(w, PanelMatrix):
         if w.transposed is not (input_dim == 0):
             raise ValueError(
@@ -171,7 +170,6 @@ def check_weight(w: Weight, input_dim: int) -> None:
 
 
 def _multiply_by_torch(x_TI: Tensor, w: Tensor, arithmetic: Arithmetic, *, transposed: bool) -> Tensor:
-    """Returns x @ w.T if `transposed`, else x @ w, in f32. BF16 arithmetic with bf16 weights rounds the result."""
     w_IO = w.t() if transposed else w
     if arithmetic is Arithmetic.BF16:
         if w.dtype is torch.bfloat16:

@@ -11,15 +11,17 @@ from tpiedge.kernels.panels import OFFSETS, PanelShape
 
 @dataclass(frozen=True)
 class PanelMatrix:
-    """Units of a matrix, laid out as in panels.py, `unit_nbytes` apart. Each of the `rows` rows has `cols` numbers; it
-    is an output, or an input if `transposed`. A unit has `rows_per_unit` rows; the last unit may have fewer. `data_B`
-    is contiguous uint8."""
+    """Units of a matrix, laid out as in panels.py."""
 
+    #: Contiguous uint8.
     data_B: Tensor
     bits: int
+    #: Outputs, or inputs if `transposed`.
     rows: int
     cols: int
+    #: The last unit may have fewer.
     rows_per_unit: int
+    #: From one unit to the next.
     unit_nbytes: int
     transposed: bool
 

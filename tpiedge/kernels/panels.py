@@ -53,7 +53,7 @@ class PanelShape:
 
 
 def split_panels(panels_PB: Array, shape: PanelShape) -> tuple[Array, Array]:
-    """Copies the panels' scales, f16 [panels, groups, 16], and codes, bytes [panels, codes_nbytes]."""
+    """Copies the panels' scales, f16 [panels, groups, 16], and codes, [panels, codes_nbytes]."""
     whole_PNB, rest_PB = _pairs(panels_PB, shape)
     panels = len(panels_PB)
     scales_PB = np.hstack([whole_PNB[..., :_LINE_BYTES].reshape(panels, -1), rest_PB[:, :_LINE_BYTES]])
@@ -62,7 +62,7 @@ def split_panels(panels_PB: Array, shape: PanelShape) -> tuple[Array, Array]:
 
 
 def split_output(panel_B: Array, shape: PanelShape, output: int) -> tuple[Array, Array]:
-    """Copies the scales and codes of one output, in the shapes of a panel with one output."""
+    """Copies the scales and codes of one output, as a panel."""
     whole_1NB, rest_1B = _pairs(panel_B[None], shape)
     line = slice(output, _PAIR * PANEL, PANEL)
     scales_G = np.hstack([whole_1NB.view("<f2")[0, :, line].reshape(-1), rest_1B.view("<f2")[0, line]])
@@ -73,7 +73,7 @@ def split_output(panel_B: Array, shape: PanelShape, output: int) -> tuple[Array,
 
 
 def join_panels(scales_PGr: Array, codes_PB: Array, shape: PanelShape, panels_PB: Array) -> None:
-    """Fills `panels_PB`, uint8 [panels, panel_nbytes]: the inverse of `split_panels`."""
+    """Fills `panels_PB`: the inverse of `split_panels`."""
     whole_PNB, rest_PB = _pairs(panels_PB, shape)
     panels, pairs = whole_PNB.shape[:2]
     scales_PGB = np.ascontiguousarray(scales_PGr, "<f2").view(np.uint8)
@@ -88,8 +88,7 @@ def join_panels(scales_PGr: Array, codes_PB: Array, shape: PanelShape, panels_PB
 
 
 def _pairs(panels_PB: Array, shape: PanelShape) -> tuple[Array, Array]:
-    """Returns two views: whole pairs of groups, [panels, pairs, bytes], and the bytes after the pairs, [panels,
-    bytes]."""
+    """Returns views of pairs of groups, [panels, pairs, bytes], and the remaining bytes."""
     pairs = shape.inputs // (_PAIR * GROUP)
     nbytes = _LINE_BYTES + _PAIR * GROUP * PANEL * shape.bits // 8
     whole_PNB = panels_PB[:, : pairs * nbytes].reshape(len(panels_PB), pairs, nbytes)

@@ -1,4 +1,4 @@
-"""Measures this computer's limits (a roofline) in bytes and products per second. Needs the native library."""
+"""Measures this computer's limits (a roofline). Needs the native library."""
 
 import functools
 import threading
@@ -15,7 +15,7 @@ _ROUNDS = 10_000
 
 
 class Probes:
-    """Measures with a buffer of `nbytes`, which must exceed the caches. Run one measurement at a time."""
+    """Measures with a buffer of `nbytes`, larger than the caches. Not thread-safe."""
 
     def __init__(self, library: KernelLibrary, nbytes: int) -> None:
         self._dll = library.dll
@@ -23,7 +23,7 @@ class Probes:
         self._rounds_per_s: dict[bool, float] = {}  # by int8, as last measured
 
     def bytes_per_s(self, threads: int) -> float:
-        """Lets each thread read its part of the buffer once. Raises ValueError for parts below 256 bytes."""
+        """Measures reading from memory. Raises ValueError for a buffer too small."""
         part = self._buffer.numel() // threads // _STEP_BYTES * _STEP_BYTES
         if part == 0:
             raise ValueError(f"{self._buffer.numel()} bytes are less than {_STEP_BYTES} for each thread")
@@ -32,8 +32,7 @@ class Probes:
         return threads * part / _together([functools.partial(read, start, part) for start in starts])
 
     def operations_per_s(self, threads: int, *, int8: bool, seconds: float = 0.02) -> float:
-        """Measures multiplications and additions of f32 or 8-bit numbers. Takes `seconds`; the first call takes twice
-        as long."""
+        """Measures multiplications and additions of f32 or 8-bit numbers."""
         if int8 not in self._rounds_per_s:
             rounds, taken_s = _ROUNDS, 0.0
             while (taken_s := _together([self._multiply(int8, rounds)])) < seconds / 4:
@@ -49,7 +48,6 @@ class Probes:
 
 
 def _together(works: list[Callable[[], object]]) -> float:
-    """Runs `works` in threads; returns seconds from the first start to the last end. ctypes releases the GIL."""
     ready = threading.Barrier(len(works))
 
     def run(work: Callable[[], object]) -> tuple[float, float]:

@@ -1,7 +1,7 @@
 """Quantises numbers to panels of integers with scales (panels.py) and back. No torch.
 
-A scale covers 32 inputs of an output; docs/kernels.md describes the search for the scale. A matrix that was quantised
-before, here or as GGUF's Q4_0 or Q8_0, stays the same, except scales below 2^-14, where f16 loses bits.
+A scale covers 32 inputs of an output; docs/kernels.md describes its search. A matrix that was quantised before, here or
+as GGUF's Q4_0 or Q8_0, stays the same, except scales below 2^-14.
 """
 
 import math
@@ -17,7 +17,7 @@ _KINDS = {np.dtype(np.float32): 0, np.dtype(np.float16): 1, np.dtype(np.uint16):
 
 
 class CannotQuantise(ValueError):
-    """Output number `output` (from 0) has a weight that is NaN, infinite or too large for a scale."""
+    """A weight of `output` is NaN, infinite or too large for a scale."""
 
     def __init__(self, output: int, reason: str) -> None:
         super().__init__(f"output {output} {reason}")
@@ -46,9 +46,8 @@ class QuantisationError:
 def quantise_unit(
     values_OI: Array, shape: PanelShape, search: bool = True, out: Array | None = None
 ) -> tuple[Array, QuantisationError]:
-    """Quantises panels of a unit; returns (bytes, error). Releases the GIL. `values_OI` are f32, f16, or the bits of
-    bf16 as uint16; rows may be strided. `out` is contiguous uint8[shape.nbytes]. Raises CannotQuantise, and UserError
-    without native kernels."""
+    """Quantises panels of a unit. `values_OI`: f32, f16, or bf16 bits. `out`: contiguous. Releases the GIL. Raises
+    CannotQuantise, UserError."""
     if values_OI.shape != (shape.outputs, shape.inputs) or values_OI.dtype not in _KINDS or shape.inputs < 1:
         raise ValueError(
             f"{values_OI.dtype}{list(values_OI.shape)} for {shape.outputs} x {shape.inputs} weights"
@@ -69,13 +68,13 @@ def quantise_unit(
 
 
 def dequantise_unit(data: Array, shape: PanelShape) -> Array:
-    """Returns f32 [outputs, inputs] of the panels in `data` (uint8)."""
+    """Returns the panels as f32 [outputs, inputs]."""
     panels = data[: shape.nbytes].reshape(shape.panels, shape.panel_nbytes)
     return np.ascontiguousarray(_dequantise(*split_panels(panels, shape), shape)[: shape.outputs])
 
 
 def dequantise_output(panel: Array, shape: PanelShape, output: int) -> Array:
-    """Returns f32 [inputs] of output `output` of a panel, without computing the other 15."""
+    """Returns one output of a panel as f32 [inputs]."""
     row: Array = _dequantise(*split_output(panel[: shape.panel_nbytes], shape, output), shape)[0]
     return row
 

@@ -1,5 +1,4 @@
-"""Loads the native kernels (`native/`: C++ through ctypes); computes a checksum. Needs no torch, because packing uses
-the kernels, too."""
+"""Loads the native kernels (`native/`: C++ through ctypes). Needs no torch, because packing uses the kernels, too."""
 
 import ctypes
 import functools
@@ -62,7 +61,7 @@ _log = logging.getLogger(__name__)
 
 
 class KernelLibrary:
-    """The loaded library with one instruction set (`isa`, one of ISAS; by default the best)."""
+    """The loaded library. `isa`: its instruction set, by default the best."""
 
     def __init__(self, dll: ctypes.CDLL, isa: str | None = None) -> None:
         self.dll = dll
@@ -73,8 +72,7 @@ class KernelLibrary:
 
 @functools.cache
 def kernel_library() -> KernelLibrary | None:
-    """Returns this CPU's kernels. If they are missing, unusable or switched off, logs one line and returns None.
-    TPIEDGE_NATIVE=0 switches the kernels off; TPIEDGE_NATIVE=NAME picks an instruction set of ISAS."""
+    """Returns this CPU's kernels, or logs why not. TPIEDGE_NATIVE: 0, or an instruction set of ISAS."""
     found = _find()
     if isinstance(found, KernelLibrary):
         return found
@@ -86,7 +84,7 @@ def kernel_library() -> KernelLibrary | None:
 
 
 def why_missing() -> str:
-    """Returns why native kernels are missing, with a remedy; "" if the kernels are loaded."""
+    """Returns why native kernels are missing, with a remedy, or ""."""
     return "" if kernel_library() is not None else str(_find())
 
 
@@ -109,7 +107,7 @@ def load(path: Path) -> ctypes.CDLL:
 
 
 def crc32(data: memoryview, before: int = 0) -> int:
-    """Returns the CRC-32 of earlier bytes (whose CRC-32 is `before`) and then `data` (contiguous). Releases the GIL."""
+    """Returns the CRC-32 of `data` (contiguous). `before`: the CRC-32 of earlier bytes. Releases the GIL."""
     library = kernel_library()
     if library is None:
         return zlib.crc32(data, before)

@@ -1,4 +1,4 @@
-"""Keys and values of a node's own KV heads, in pages that rank 0 hands out. Positions are appended without holes."""
+"""Keys and values of a node's own KV heads, in pages that rank 0 hands out."""
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -14,8 +14,7 @@ from tpiedge.wire.data import Segment, TableChange
 
 
 class KVCache:
-    """Keys and values of up to `slots` sequences, with `capacity` tokens together. A page is [layer, KV head, part]
-    (`KVFormat`). Raises OutOfMemory if the system refuses the address space."""
+    """Keys and values of `slots` sequences, with `capacity` tokens in all. Raises OutOfMemory."""
 
     def __init__(
         self, num_layers: int, kv_heads: int, stored: KVFormat, *, slots: int, capacity: int
@@ -41,12 +40,12 @@ class KVCache:
 
     @property
     def held_bytes(self) -> int:
-        """The most bytes that can be resident; other memory has gone back to the system."""
+        """The most bytes that can be resident."""
         return len(self._in_memory) * self.page_bytes
 
     @cached_property
     def parts(self) -> NDArray[np.uint8]:
-        """The memory, [pages, layers, KV heads, bytes of a part]. Touch only pages named by `hold` or a plan."""
+        """The memory, [pages, layers, KV heads, bytes of a part]. Touch only resident pages."""
         shape = (self.pages, self._num_layers, self._kv_heads, self.format.part_nbytes)
         return self._store_PB.numpy().reshape(shape)
 
@@ -55,7 +54,7 @@ class KVCache:
         self._in_memory.update(range(pages))
 
     def change(self, changes: Sequence[TableChange], discarded: Sequence[int]) -> None:
-        """Applies a plan's changes. Raises ProtocolError for a slot or page that does not exist."""
+        """Applies a plan's changes. Raises ProtocolError."""
         for change in changes:
             slot = change.slot
             self._check_slot(slot)
@@ -81,8 +80,7 @@ class KVCache:
             self._arena.discard(page * self.page_bytes, self.page_bytes)
 
     def truncate(self, segments: Sequence[Segment]) -> None:
-        """Drops positions beyond the segments' starts. Raises ProtocolError for an unknown slot, a hole, or too few
-        pages."""
+        """Drops positions beyond the segments' starts. Raises ProtocolError."""
         lengths = self._lengths.copy()
         for segment in segments:
             slot, start, stop = segment.slot, segment.start, segment.start + segment.length
@@ -97,16 +95,16 @@ class KVCache:
             self._lengths[segment.slot] = segment.start
 
     def commit(self, segments: Sequence[Segment]) -> None:
-        """Counts the segments' positions as present. Call it once every layer has appended them."""
+        """Counts the segments' positions as present, after every layer."""
         for segment in segments:
             self._lengths[segment.slot] = segment.start + segment.length
 
     def span(self, slot: int, start: int, tokens: int) -> Span:
-        """Locates positions of a slot that `truncate` has checked."""
+        """Locates positions that `truncate` has checked."""
         return Span(tokens, start, self._tables[slot, : self._counts[slot]])
 
     def close(self) -> None:
-        """Frees the memory; nothing may compute with it any more."""
+        """Frees the memory. It must not be in use."""
         self._arena.close()
 
     @cached_property

@@ -2,13 +2,13 @@
 
 Sequences that begin alike share full pages, which are published under names.
 
-1. A page is cold (without memory), blank (with memory, empty), idle (published, not held), or held (`_counts`: by how
-   many sequences).
-2. A name is the keyed hash of a page's tokens and the previous page's name (at first the scope's): sequences share
-   within a scope only, and no one can give two texts one name.
+1. A page is cold (without memory), blank (empty), idle (published, not held), or held (`_counts`: by how many
+   sequences).
+2. A name is the keyed hash of a page's tokens and the previous page's name (at first the scope's). Sequences share
+   within a scope only. No one can give two texts one name.
 3. A published page is never written again.
-4. Blank pages are allocated first, then cold ones; then the least recently used idle page. A sequence's last pages
-   become idle first, so that a beginning outlives the pages after it.
+4. Blank pages are allocated first, then cold ones, then the least recently used idle page. A sequence's last pages
+   become idle first.
 """
 
 import hashlib
@@ -24,13 +24,13 @@ _NAME_BYTES = 16
 
 
 class PagePool:
-    """`pages` pages of `positions` positions. `key` (at most 64 bytes) must be new in every epoch, because nodes of
-    different epochs compute different bits. Memory is given back for `grain` pages at a time (0: never)."""
+    """`pages` pages of `positions` positions. `key`: at most 64 bytes, new per epoch. `grain`: how many pages give
+    back their memory together (0: never)."""
 
     def __init__(self, pages: int, positions: int, key: bytes, grain: int = 0) -> None:
         self.pages = pages
         self.positions = positions
-        self._key = key
+        self._key = key  # new in every epoch, because nodes of different epochs compute different bits
         self._grain, self._bound = min(grain, pages), 0
         self._counts = [0] * pages
         #: The name of each page, and the page of each name.
@@ -60,7 +60,7 @@ class PagePool:
         return sum(page in self._idle for page in pages)
 
     def allocate(self) -> int:
-        """Returns a page to write to, held once. Raises InternalError if none is available."""
+        """Returns a page to write to, held once. Raises InternalError."""
         if self._blank:
             page = heapq.heappop(self._blank)
         elif self._cold:
@@ -94,7 +94,7 @@ class PagePool:
         return self._hashed(b"page", before + array("I", tokens).tobytes())
 
     def publish(self, page: int, before: bytes, tokens: Sequence[int]) -> bytes:
-        """Publishes a full page, unless another page has its name already; returns the name."""
+        """Publishes a full page unless its name is taken. Returns the name."""
         name = self.name_of(before, tokens)
         if name not in self._named and page not in self._published:
             self._named[name] = page
@@ -102,19 +102,19 @@ class PagePool:
         return name
 
     def find(self, ids: Sequence[int], scope: str = "") -> list[int]:
-        """Returns the scope's published pages for the longest known beginning of `ids[:-1]`; does not hold them."""
+        """Returns published pages of the longest known beginning of `ids[:-1]`. Does not hold them."""
         known = takewhile(self._named.__contains__, self.names(ids[:-1], scope))
         return [self._named[name] for name in known]
 
     def names(self, ids: Sequence[int], scope: str = "") -> Iterator[bytes]:
-        """Yields names of the full pages of `ids`, published or not."""
+        """Yields names of the full pages of `ids`."""
         before = self.scope_name(scope)
         for start in range(0, len(ids) - self.positions + 1, self.positions):
             before = self.name_of(before, ids[start : start + self.positions])
             yield before
 
     def bound(self, needed: int) -> int:
-        """Returns how many pages may have memory while sequences need `needed`."""
+        """Returns how many pages may have memory. `needed`: pages that sequences need."""
         enough = min(-(-needed // self._grain) * self._grain, self.pages)
         if not enough <= self._bound < enough + 2 * self._grain:
             self._bound = enough
@@ -126,7 +126,7 @@ class PagePool:
             self.shrink(self.bound(sum(map(self.pages_of, lengths))))
 
     def shrink(self, most: int) -> None:
-        """Takes memory from unheld pages while more than `most` pages have memory."""
+        """Takes memory from unheld pages, down to `most` pages with memory."""
         while self.in_memory > most and (self._blank or self._idle):
             if self._blank:
                 page = max(self._blank)
@@ -138,7 +138,7 @@ class PagePool:
             self._discarded[page] = None
 
     def discarded(self, most: int) -> tuple[int, ...]:
-        """Returns at most `most` pages whose memory must go back now. No page is returned twice."""
+        """Returns up to `most` pages whose memory must go back, each once."""
         told = list(self._discarded)[:most]
         for page in told:
             del self._discarded[page]
@@ -154,5 +154,5 @@ class PagePool:
 
 
 def usual_grain(pages: int, page_bytes: int) -> int:
-    """Returns how many pages make a sixteenth of the cache, or 4 MiB if that is more."""
+    """Returns a sixteenth of the cache, but at least 4 MiB, in pages."""
     return max(1, pages // 16, (4 << 20) // max(1, page_bytes))

@@ -1,5 +1,4 @@
-"""A mapping of memory in extents of whole pages, for all weights of a node or for its KV cache. Tensors are views that
-keep the memory alive."""
+"""A mapping of memory, for all weights of a node or for its KV cache. Tensors are views that keep it alive."""
 
 import contextlib
 import mmap
@@ -20,8 +19,8 @@ DTYPES = {Precision.F32: torch.float32, Precision.BF16: torch.bfloat16}
 
 
 class Arena:
-    """`nbytes` of page-aligned, anonymous memory, used in extents of `length` bytes at `offset`, both multiples of
-    ALIGN. Raises OutOfMemory, with `purpose` and `remedy` in its message."""
+    """`nbytes` of page-aligned, anonymous memory. Extents (`offset`, `length`) are multiples of ALIGN. Raises
+    OutOfMemory with `purpose` and `remedy`."""
 
     def __init__(
         self,
@@ -32,7 +31,7 @@ class Arena:
         committed: bool = False,
         filled: bool = False,
     ) -> None:
-        """`committed`: refuses sizes that the system can never give. `filled`: all is used, in huge pages."""
+        """`committed`: refuses impossible sizes. `filled`: all is used, in huge pages."""
         self.nbytes = whole_pages(nbytes)
         # Without MAP_NORESERVE the kernel refuses address space beyond its memory, though little of it is ever used.
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | (0 if committed else _NORESERVE)
@@ -56,12 +55,12 @@ class Arena:
         return torch.from_numpy(np.frombuffer(self._map, np.uint8, length, offset))
 
     def discard(self, offset: int, length: int) -> None:
-        """Gives the extent's pages back to the system; its bytes are zeros from now on."""
+        """Gives the extent's pages back. Its bytes become zeros."""
         if length:
             self._map.madvise(mmap.MADV_DONTNEED, offset, length)
 
     def close(self) -> None:
-        """Frees the memory, at the latest when the last tensor that views it is gone."""
+        """Frees the memory once no tensor views it."""
         with contextlib.suppress(BufferError):
             self._map.close()
 
@@ -69,7 +68,7 @@ class Arena:
 def as_matrix(
     stored: torch.Tensor, rows: int, cols: int, row_stride: int, dtype: torch.dtype
 ) -> torch.Tensor:
-    """Returns bytes as [rows, cols] with rows `row_stride` bytes apart, without a copy."""
+    """Returns bytes as [rows, cols], not copied. `row_stride`: bytes."""
     if rows * row_stride > len(stored):
         raise InternalError(f"{rows} rows of {row_stride} bytes in an extent of {len(stored)}")
     return stored.view(dtype).as_strided((rows, cols), (row_stride // dtype.itemsize, 1))

@@ -26,8 +26,8 @@ from tpiedge.tracing.tracer import LOAD, Tracer
 
 
 class PieceLoader:
-    """Owns two arenas: the ring, and one with a place for every piece, which is mere address space until the piece is
-    read. Raises OutOfMemory, UserError, IntegrityError (of a table of hashes)."""
+    """Owns two arenas: the ring, and one with a place for every piece. Raises OutOfMemory, UserError,
+    IntegrityError."""
 
     def __init__(
         self, pack: Pack, sweep: Sweep, ring_bytes: int, reader: DirectReader, *, direct: bool = True
@@ -52,7 +52,7 @@ class PieceLoader:
 
     @property
     def bytes_read(self) -> int:
-        """Bytes read so far through the DirectReader, also by its other users."""
+        """Bytes read so far, also by other users of the DirectReader."""
         return self._reader.bytes_read
 
     def trace(self, tracer: Tracer) -> None:
@@ -61,7 +61,7 @@ class PieceLoader:
         self._tracer = tracer
 
     def read(self, order: Read, done: Callable[[Exception | None], None]) -> None:
-        """Begins a read, which the reading threads check. Some thread calls `done` once nothing is written any more."""
+        """Begins a read. Some thread calls `done` after the last write."""
         piece = self._sweep.pieces[order.piece]
         if order.piece not in self._groups:  # worked out once: a piece is read again in every sweep
             matrix = self._pack.layout(piece.key).matrix(piece.matrix)
@@ -74,15 +74,14 @@ class PieceLoader:
             job.add_done_callback(finished)
 
     def drop(self, piece: int | None) -> None:
-        """Gives back the pages of a pinned piece (None: of the ring)."""
+        """Gives back a piece's pages (None: the ring's)."""
         if piece is None:
             self._ring.discard(0, self._ring.nbytes)
         else:
             self._own.discard(self._offsets[piece], self._sweep.pieces[piece].nbytes)
 
     def matrix(self, piece: int, offset: int | None) -> Weight:
-        """Returns the piece at `offset` of the ring (None: at its own place), not copied: panels, or [rows, cols] as
-        stored, with padding rows."""
+        """Returns a piece, not copied. `offset`: in the ring (None: at its own place)."""
         held = self._sweep.pieces[piece]
         arena, at = self._place(piece, offset)
         stored = arena.bytes(at, held.nbytes)
@@ -101,7 +100,7 @@ class PieceLoader:
         )
 
     def close(self) -> None:
-        """Ends the reads; idempotent. The memory goes back when the last tensor is gone."""
+        """Ends the reads. Idempotent. Tensors keep the memory alive."""
         self._reader.close()
         for file, _ in self._files.values():
             file.close()
@@ -118,7 +117,7 @@ def _trace(tracer: Tracer, piece: Piece, start: float, end: float, nbytes: int) 
 
 
 def _last_of(count: int, done: Callable[[Exception | None], None]) -> "Callable[[Future[int]], None]":
-    """Returns a callback for `count` jobs that calls `done` after the last one, with the first error."""
+    """Returns a callback of `count` jobs. The last one calls `done`."""
     left, errors = iter(range(count - 1, -1, -1)), list[Exception]()
 
     def finished(job: "Future[int]") -> None:
@@ -133,8 +132,8 @@ def _last_of(count: int, done: Callable[[Exception | None], None]) -> "Callable[
 
 
 class EmbeddingTable:
-    """Rows of the pack's embedding on disk, for one thread. A unit is checked before its first row is used. A quantised
-    row is read with the 15 others of its panel; `bytes_read` counts all 16."""
+    """Rows of the pack's embedding on disk, for one thread. Units are checked. `bytes_read` counts whole panels of
+    quantised rows."""
 
     def __init__(self, pack: Pack) -> None:
         self.bytes_read = 0
@@ -145,7 +144,7 @@ class EmbeddingTable:
         self._file.advise("RANDOM")
 
     def rows(self, ids: Sequence[int]) -> torch.Tensor:
-        """Returns [T, H] in f32. Raises UserError for an unknown id, ReadFault, IntegrityError."""
+        """Returns [T, H] in f32. Raises UserError, ReadFault, IntegrityError."""
         matrix = self._matrix
         places = [matrix.row_place(row) for row in ids]
         units = sorted({row // matrix.rows_per_unit for row in ids} - self._checked)

@@ -1,5 +1,5 @@
 """Reads pieces from disk straight into the arena, and checks them, in several threads. O_DIRECT leaves the page cache
-alone and takes a sixth of the CPU time. Without O_DIRECT, cached pages are dropped at once."""
+alone and saves CPU time. Without it, cached pages are dropped at once."""
 
 import functools
 import threading
@@ -19,7 +19,7 @@ Timed = Callable[[float, float, int], None]
 
 
 class DirectFile(OpenFile):
-    """A pack's file, open for aligned reads by any thread, past the page cache if `is_direct`."""
+    """A pack's file. Any thread may read aligned parts. `is_direct`: past the page cache."""
 
     _CANNOT_OPEN = "cannot open {path}: {cause}; is the pack complete?"
     _ENDS_BEFORE = "the file ends before: delete the pack and pack again"
@@ -44,7 +44,7 @@ class DirectFile(OpenFile):
 
 
 def grouped(ranges: Iterable[HashedRange]) -> Iterator[Sequence[HashedRange]]:
-    """Yields the adjacent `ranges` of a blob in groups of some megabytes, whole ranges only."""
+    """Yields the adjacent `ranges` of a blob in groups of some megabytes."""
     group: list[HashedRange] = []
     size = 0
     for item in ranges:
@@ -80,8 +80,8 @@ class DirectReader(Closable):
         check: Callable[[memoryview], None] = lambda _: None,
         timed: Timed | None = None,
     ) -> "Future[int]":
-        """Fills `into` from `offset`, then runs `check`, then `timed`. Offset, length and address must be multiples of
-        ALIGN. The future returns the bytes read, or raises ReadFault or an error of `check`."""
+        """Fills `into`, then calls `check` and `timed`. Offset, length and address: multiples of ALIGN. The future may
+        raise ReadFault."""
         if offset % ALIGN or len(into) % ALIGN:  # the system's EINVAL would read as a refusal of O_DIRECT
             raise InternalError(f"read of {len(into)} bytes at {offset} of {file.path} is not aligned")
 
@@ -105,7 +105,7 @@ class DirectReader(Closable):
         into: memoryview,
         timed: Timed | None = None,
     ) -> "Iterator[Future[int]]":
-        """Fills `into`; yields the future of each group's read, which raises IntegrityError for a damaged range."""
+        """Fills `into`. Yields each group's future, which may raise IntegrityError."""
         filled = 0
         for ranges in groups:
             offset, end = ranges[0].offset, ranges[-1].offset + ranges[-1].length
@@ -115,5 +115,5 @@ class DirectReader(Closable):
             filled += len(part)
 
     def close(self) -> None:
-        """Drops jobs that have not started and waits for the others."""
+        """Waits for running jobs; drops the others."""
         self._pool.shutdown(wait=True, cancel_futures=True)

@@ -1,14 +1,14 @@
 """Decides which weights are in memory and what is read next (TPI-LLM, section 3.3). Pure.
 
-Sweeps pass the blocks in order without end. A block has one piece of each matrix, pinned in a place of its own or
-streamed through a ring in the order of use.
+Sweeps pass the blocks in order without end. A block has one piece of each matrix. A piece is pinned in its own place,
+or streamed through a ring.
 
 Laws
 
 1. A block is ready only when all its pieces are read.
 2. Memory that is used or written to is not reused or given back. A piece has one place at a time.
 3. An entered block becomes ready once all requested reads are complete.
-4. Pins change only if no block is entered. A piece whose pin ends is dropped before other reads, or when its read ends.
+4. Pins change only if no block is entered. A piece that loses its pin is dropped before other reads, or after its own.
 """
 
 from collections import deque
@@ -23,7 +23,7 @@ _NO_USE = -1
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Read `piece` to `offset` of the ring, or to its own place if `offset` is None; then call `loaded(ticket)`."""
+    """Read `piece` to `offset` of the ring (None: to its own place). Then call `loaded(ticket)`."""
 
     ticket: int
     piece: int
@@ -32,7 +32,7 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Give back the pages of `piece`, which was pinned; None: of the ring."""
+    """Give back the pages of `piece` (None: of the ring)."""
 
     piece: int | None
 
@@ -42,7 +42,7 @@ Instruction = Read | Drop
 
 @dataclass(slots=True)
 class _Entry:
-    """A stretch of the ring for piece number `use`, counted over all sweeps (_NO_USE: for no piece)."""
+    """A stretch of the ring. `use` counts pieces over all sweeps (_NO_USE: no piece)."""
 
     use: int
     offset: int
@@ -55,8 +55,7 @@ class _Entry:
 
 
 def smallest_ring(blocks: Sequence[Sequence[int]], pinned: Set[int]) -> int:
-    """Returns the fewest bytes with which every block can become ready: the most that a block streams, and a gap at the
-    ring's end, because pieces are not divided. `blocks` as in Residency."""
+    """Returns the fewest bytes with which every block can become ready."""
     rings = (
         sum(sizes) + (max(sizes) if len(sizes) > 1 else 0) for sizes in streamed(blocks, pinned) if sizes
     )
@@ -69,14 +68,13 @@ def streamed(blocks: Sequence[Sequence[int]], pinned: Set[int]) -> list[list[int
 
 
 class Residency:
-    """Every event returns instructions; obey them in order. `enter` and `leave` must alternate. Pieces are named by
-    their numbers in the sweep."""
+    """Events return instructions; obey them in order. `enter` and `leave` alternate. Pieces have numbers."""
 
     def __init__(
         self, blocks: Sequence[Sequence[int]], ring_bytes: int, pinned: Set[int], reading_bytes: int
     ) -> None:
-        """`blocks`: the bytes of each piece of each block. At most `reading_bytes` and one more piece are read at a
-        time. Raises InternalError if the ring is smaller than `smallest_ring`."""
+        """`blocks`: bytes of pieces. `reading_bytes`: limits reads under way. Raises InternalError for too small a
+        ring."""
         self._blocks = tuple(map(tuple, blocks))
         self._sizes = tuple(chain.from_iterable(blocks))
         self._first = (0, *accumulate(map(len, blocks)))
@@ -100,7 +98,7 @@ class Residency:
         return list(self._advance())
 
     def enter(self, block: int) -> list[Instruction]:
-        """Notes that the block is needed now. A block out of order ends the sweep."""
+        """Notes that the block is needed now."""
         if self._entered:
             raise InternalError(f"block {block} was entered inside block {self._at % len(self._blocks)}")
         self._at += (block - self._at) % len(self._blocks)
@@ -126,7 +124,7 @@ class Residency:
         return self._settle()
 
     def repin(self, pinned: Set[int]) -> list[Instruction]:
-        """Pins these pieces and no others from now on. Call it between two blocks."""
+        """Pins exactly these pieces from now on. Call it between two blocks."""
         if self._entered:
             raise InternalError("the pins change inside a block")
         self._want(pinned)
@@ -140,7 +138,7 @@ class Residency:
         return self._settle()
 
     def places(self, block: int) -> "list[int | None] | None":
-        """Returns each piece's ring offset (None: pinned) for the entered block, or None until the block is ready."""
+        """Returns each piece's ring offset (None: pinned) of a ready block."""
         found: list[int | None] = []
         for use, piece in enumerate(range(self._first[block], self._first[block + 1]), self._front):
             entry = self._streamed.get(use)
@@ -189,7 +187,6 @@ class Residency:
         return len(self._wanted) == len(self._sizes)
 
     def _advance(self) -> Iterator[Instruction]:
-        """Yields reads of the next pieces until the ring is full or the limit reached, then of later pinned pieces."""
         if not self._sizes or self._reading >= self._reading_limit:
             return
         if self._all_wanted and self._ring and self._ring[-1].use < self._front:
@@ -202,7 +199,7 @@ class Residency:
             yield self._read_pin(use % len(self._sizes))
 
     def _next_reads(self) -> Iterator[Read]:
-        """Yields reads up to the first piece that must wait for an event; moves the cursor to that piece."""
+        """Yields reads up to the first piece that must wait."""
         while self._reading < self._reading_limit and self._cursor < self._front + len(self._sizes):
             piece = self._cursor % len(self._sizes)
             if piece in self._wanted and piece not in self._pins:
@@ -231,7 +228,6 @@ class Residency:
         return Read(self._ticket, piece, None if entry is None else entry.offset)
 
     def _room(self, nbytes: int) -> int | None:
-        """Returns the offset of free bytes after the newest entry or at the ring's start, or None."""
         if not self._ring:
             return 0 if nbytes <= self._ring_bytes else None
         oldest, newest = self._ring[0], self._ring[-1]

@@ -1,4 +1,4 @@
-"""Drives a Residency (TPI-LLM, section 3.3) under one lock: the engine thread enters and leaves blocks, reading threads
+"""Drives a Residency (TPI-LLM, section 3.3) under one lock. The engine thread enters and leaves blocks. Reading threads
 report arrivals."""
 
 import functools
@@ -16,19 +16,20 @@ from tpiedge.tracing.tracer import WAIT, EventSink
 
 @dataclass(slots=True)
 class Counts:
-    """Counts of a node. `hits`: streamed blocks that were read ahead; `stalls`: those that were waited for; `reads`:
-    pieces read; `load_s`: the time with reads under way."""
-
+    #: Streamed blocks that were read ahead.
     hits: int = 0
+    #: Streamed blocks that were waited for.
     stalls: int = 0
     stall_s: float = 0.0
+    #: Pieces read.
     reads: int = 0
+    #: The time with reads under way.
     load_s: float = 0.0
 
 
 class Scheduler:
-    """The engine thread calls `enter` and `leave`. After a failed read, every `enter` raises the first failure. After
-    `close` no read begins. `tracer` records waits for `blocks`."""
+    """The engine thread calls `enter` and `leave`. After a failed read, `enter` always raises. `tracer` records
+    waits."""
 
     def __init__(
         self,
@@ -38,7 +39,7 @@ class Scheduler:
         *,
         stall_s: float = 60.0,
     ) -> None:
-        """`stall_s` limits a wait in which the disk brings nothing."""
+        """`stall_s`: the longest wait without bytes from disk."""
         self.counts = Counts()
         self.loader = loader
         self.tracer: EventSink | None = None
@@ -51,7 +52,7 @@ class Scheduler:
         self._busy_since = 0.0  # 0: no read is under way
 
     def enter(self, block: int) -> Sequence[int | None]:
-        """Waits for the block, and keeps it until `leave` or an error here; returns `Residency.places`."""
+        """Waits for the block, and keeps it until `leave`. Returns `Residency.places`."""
         with self._changed:
             self._carry_out(self._residency.enter(block))
             try:
@@ -84,7 +85,7 @@ class Scheduler:
             self._carry_out(self._residency.repin(pinned))
 
     def preload(self, progress: Callable[[], None]) -> None:
-        """Waits until all that can be read ahead is read, then zeroes the counts. Raises as `enter` does."""
+        """Waits until nothing more can be read ahead. Raises as `enter` does."""
         with self._changed:
             self._carry_out(self._residency.start())
             self._await(lambda: self._residency.idle, progress)
@@ -96,7 +97,7 @@ class Scheduler:
             self._changed.notify_all()
 
     def _await(self, reached: Callable[[], bool], meanwhile: Callable[[], None] = lambda: None) -> None:
-        """Waits. Raises the failure of a read, and ResourceError if the disk has brought nothing for `stall_s`."""
+        """Raises a read's failure, or ResourceError after `stall_s` without bytes."""
         seen, since = -1, 0.0
         while True:
             meanwhile()

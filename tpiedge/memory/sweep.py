@@ -1,7 +1,7 @@
-"""Lists the pieces of every block that a node reads in a sweep, in the order of use, and chooses the pinned ones. Pure.
+"""Lists the pieces that a node reads in a sweep, in the order of use, and chooses the pinned ones. Pure.
 
-Pins are spread evenly over the sweep; with equal pieces this is the retention period of TPI-LLM, equations 9 and 10. In
-memory that the KV cache leaves free, more pieces are pinned in one fixed order: a growing cache only unpins pieces.
+Pins are spread evenly over the sweep (TPI-LLM, equations 9 and 10). Memory that the KV cache leaves free has more pins,
+in a fixed order: a growing cache only unpins pieces.
 """
 
 from bisect import bisect_right
@@ -27,7 +27,7 @@ _TILE_BYTES = 16 << 20
 
 @dataclass(frozen=True)
 class Block:
-    """A unit of loading, computing and reducing. A tile of the LM head has its number as `layer`."""
+    """A unit of loading, computing and reducing. A tile of the head has its number as `layer`."""
 
     layer: int
     kind: BlockKind
@@ -122,7 +122,7 @@ class Placement:
 
 
 class SparePins:
-    """Pins pieces beyond those of `placement` in spare bytes. If all fit without a ring, the ring's size is 0."""
+    """Pins further pieces in spare bytes. If all fit, there is no ring."""
 
     def __init__(self, sizes: Sequence[int], placement: Placement) -> None:
         self._order = in_turn([piece for piece in range(len(sizes)) if piece not in placement.pinned])
@@ -138,7 +138,7 @@ class SparePins:
 
 
 def in_turn(pieces: Sequence[int]) -> list[int]:
-    """Orders pieces by their index with reversed bits: any number of first pieces is spread over the sweep."""
+    """Orders pieces by reversed bits. Any first few are spread evenly."""
     bits = max(1, (len(pieces) - 1).bit_length())
     places = sorted(range(len(pieces)), key=lambda place: int(f"{place:0{bits}b}"[::-1], 2))
     return [pieces[place] for place in places]
@@ -147,8 +147,7 @@ def in_turn(pieces: Sequence[int]) -> list[int]:
 def place(
     blocks: Sequence[Sequence[int]], nbytes: int, mode: Pin = "auto", window_bytes: int | None = None
 ) -> Placement | int:
-    """Divides `nbytes` into a ring and pinned pieces. If `nbytes` do not suffice, returns the bytes of the smallest
-    placement. `blocks`: the bytes of each piece of each block."""
+    """Divides `nbytes` into a ring and pinned pieces. An int: the fewest bytes that suffice."""
     sizes = list(chain.from_iterable(blocks))
     everything = Placement(0, frozenset(range(len(sizes))))
     if mode == "all" or (mode == "auto" and sum(sizes) <= nbytes):
@@ -168,7 +167,7 @@ def place(
 
 
 def spread(sizes: Sequence[int], nbytes: int, total: int) -> frozenset[int]:
-    """Chooses pins so that every beginning of the sweep has at most `nbytes` / `total` of its bytes pinned."""
+    """Chooses pins: at most `nbytes` / `total` of each beginning of the sweep."""
     pinned, passed, held = [], 0, 0
     for number, size in enumerate(sizes):
         passed += size
@@ -181,7 +180,7 @@ def spread(sizes: Sequence[int], nbytes: int, total: int) -> frozenset[int]:
 def ring_bytes(
     blocks: Sequence[Sequence[int]], pinned: frozenset[int], window_bytes: int | None, nbytes: int
 ) -> int:
-    """Returns `window_bytes`, or enough to read a block ahead if `nbytes` allow that; at least the smallest ring."""
+    """Returns `window_bytes`, or enough to read a block ahead, if that fits."""
     smallest = smallest_ring(blocks, pinned)
     if window_bytes is not None:
         return max(window_bytes, smallest)
@@ -189,7 +188,7 @@ def ring_bytes(
 
 
 def placed(memory: WeightMemory, sweep: Sweep) -> Placement:
-    """Raises OutOfMemory if the plan's memory is less than the smallest placement."""
+    """Raises OutOfMemory if the memory is too small."""
     room = memory.nbytes or sweep.nbytes
     found = place(sweep.sizes, room, memory.pin, memory.ring_bytes or None)
     if isinstance(found, int):
@@ -201,5 +200,5 @@ def placed(memory: WeightMemory, sweep: Sweep) -> Placement:
 
 
 def elastic_bytes(memory: WeightMemory, kv_bytes: int) -> int:
-    """Returns how much of an empty KV cache's memory weights may use: all if pins are automatic, else 0."""
+    """Returns the bytes of an empty KV cache that weights may use."""
     return kv_bytes if memory.pin == "auto" else 0

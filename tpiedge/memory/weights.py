@@ -1,4 +1,4 @@
-"""The weights that a node computes with. Inside `with resident(block)`, a block is in memory."""
+"""The weights that a node computes with. A block is in memory within `with resident(block)`."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -22,19 +22,17 @@ from tpiedge.tracing.tracer import EventSink, Tracer
 
 @dataclass(frozen=True)
 class BlockWeights:
-    """The node's share of a block. `matrices` (only those of which the node has units): panels, or [rows, cols] as
-    stored, including padding rows of zeros; row stride >= cols. `vectors`: all vectors of the layer, whole, in f32."""
+    """The node's share of a block."""
 
+    #: Panels, or [rows, cols] with padding rows of zeros; row stride >= cols. Matrices without units are left out.
     matrices: Mapping[str, Weight]
+    #: All vectors of the layer, whole, in f32.
     vectors: Mapping[str, torch.Tensor]
 
 
 class NodeWeights:
-    """The share of one node; rank 0 also has the embedding and the LM head.
-
-    Without a `placement` everything is pinned. The constructor reads ahead, and calls `progress(bytes read, bytes in
-    all)`. Raises OutOfMemory, ReadFault, IntegrityError, UserError. The memory goes back when the last matrix is gone.
-    """
+    """Rank 0 also has the embedding and the LM head. Without a `placement` everything is pinned. `progress` gets (bytes
+    read, bytes in all). Raises OutOfMemory, ReadFault, IntegrityError, UserError. Matrices keep the memory alive."""
 
     def __init__(
         self,
@@ -47,8 +45,7 @@ class NodeWeights:
         direct: bool = True,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
-        """`kv_bytes`: the size of a full KV cache, for which `placement` leaves room. A smaller cache allows more
-        pins."""
+        """`kv_bytes`: the size of a full KV cache, beside `placement`."""
         self.sweep = Sweep.of(pack, share, rank0)
         everything = Placement(0, frozenset(range(len(self.sweep.pieces))))
         self.placement = everything if placement is None else placement(self.sweep)
@@ -71,7 +68,7 @@ class NodeWeights:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes allotted to weights now: vectors, pinned pieces and the ring."""
+        """Bytes of vectors, pinned pieces and the ring."""
         return self._vector_bytes + self._now.nbytes([piece.nbytes for piece in self.sweep.pieces])
 
     @property
@@ -85,7 +82,7 @@ class NodeWeights:
 
     @property
     def disk_read_bytes(self) -> int:
-        """Bytes read from disk since the constructor: streamed pieces and embedding rows."""
+        """Bytes read from disk since the constructor."""
         rows = self._embedding.bytes_read if self._embedding else 0
         return self._reader.bytes_read - self._bytes_ahead + rows
 
@@ -94,11 +91,11 @@ class NodeWeights:
         return self._scheduler.counts if self._scheduler else Counts()
 
     def kept(self) -> Mapping[Block, BlockWeights] | None:
-        """Returns all blocks, always as the same object, if they stay in memory until `close`; else None."""
+        """Returns all blocks, if they stay in memory until `close`."""
         return self._kept or None
 
     def make_room(self, kv_bytes: int) -> None:
-        """Gives the KV cache `kv_bytes` during the sweep that begins now."""
+        """Gives the KV cache `kv_bytes` from this sweep on."""
         if self._scheduler is None or self._kept:
             return
         now = self._spare.placement(self._kv_bytes - kv_bytes)
@@ -113,7 +110,7 @@ class NodeWeights:
         return self._embedding.rows(ids)
 
     def head_tiles(self) -> Iterator[tuple[int, Weight]]:
-        """Yields (first vocabulary row, rows [R, H] without padding), each valid until the next tile. Rank 0 only."""
+        """Yields (first vocabulary row, rows [R, H]), each valid until the next. Rank 0 only."""
         key, name = self._pack.head_matrix
         matrix = self._pack.layout(key).matrix(name)
         for tile in self.sweep.head_tiles:
@@ -129,7 +126,7 @@ class NodeWeights:
         self.record(tracer)
 
     def record(self, sink: EventSink | None) -> None:
-        """Records waits, but no reads, in `sink` from now on; None stops that."""
+        """Records waits, but no reads, in `sink`, if any."""
         if self._scheduler is not None:
             self._scheduler.tracer = sink
 
@@ -163,7 +160,7 @@ class NodeWeights:
             self._embedding = EmbeddingTable(self._pack)
 
     def resident(self, block: Block) -> AbstractContextManager[BlockWeights]:
-        """Lends a block's matrices, which must not be changed, for a `with` statement."""
+        """Lends a block's matrices, which must not be changed."""
         found = self._kept.get(block)  # none once they are closed
         if found is not None:
             return nullcontext(found)
@@ -193,7 +190,6 @@ class NodeWeights:
 
 
 def _load_vectors(pack: Pack, key: BlobKey, reader: DirectReader) -> Mapping[str, torch.Tensor]:
-    """Reads all vectors of the blob in f32. Raises as NodeWeights does."""
     layout = pack.layout(key)
     arena = Arena(layout.vectors_nbytes)
     with DirectFile(pack.blob_path(key)) as file:

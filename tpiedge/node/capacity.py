@@ -1,8 +1,7 @@
-"""Measures what this process computes per second.
+"""Measures what this process computes per second, in bytes of weights: a decode step reads every weight once.
 
-A decode step reads every weight once, so speed is bytes of weights per second. The speed of bf16 also stands for f32,
-the speed of q4 for q8. The lower quartile of the times is used: the median promises too little while the machine is
-busy starting, and the best time may be luck.
+The speed of bf16 also stands for f32, the speed of q4 for q8. The lower quartile of the times is used, because the
+machine may be busy.
 """
 
 import time
@@ -25,7 +24,7 @@ _BUFFER_BYTES = 96 * MIB
 
 
 def measure(threads: int) -> Capacity:
-    """Measures for about 0.3 s with 96 MiB. Sets torch's number of threads for the process."""
+    """Measures for about 0.3 s with 96 MiB. Sets torch's number of threads."""
     torch.set_num_threads(threads)
     # Filled: memory that was never written is one page of zeros, read from the cache.
     nbytes = max(8 * MIB, min(_BUFFER_BYTES, available_memory_bytes() // 4))
@@ -50,8 +49,7 @@ def _panel_bytes_per_s(linear: Linear, x_TI: Tensor, weights: Tensor) -> float:
 
 
 def _usual_s(work: Callable[[], object], limit_s: float) -> float:
-    """Returns the lower quartile of the times of calls during `limit_s`, or the warm-up call's time if that alone
-    exceeds `limit_s`."""
+    """Returns the lower quartile of the times of calls during `limit_s`."""
     started = time.perf_counter()
     work()
     times: list[float] = []

@@ -1,7 +1,7 @@
-"""A node's control thread: heartbeats out, the master's commands in, and the health of peers.
+"""A node's control thread: heartbeats, the master's commands, and the health of peers.
 
-The engine thread takes from `commands`, and posts messages. A wait for a peer goes on while the master is heard, the
-master hears the peer, and the peer's progress (step, block, bytes read) advances; otherwise the wait ends in PeerLost.
+The engine thread takes from `commands`, and posts messages. A wait for a peer ends in PeerLost once the master is
+silent, the master no longer hears the peer, or the peer's progress (step, block, bytes read) stops.
 """
 
 import queue
@@ -20,8 +20,7 @@ from tpiedge.wire.fields import Message
 
 
 class ClusterLiveness:
-    """The engine's view of its peers. `timeout_s` bounds the master's silence, `stall_s` a live peer's lack of
-    progress."""
+    """The engine's view of its peers. `timeout_s` limits the master's silence, `stall_s` a peer's standstill."""
 
     def __init__(self, clock: Clock, *, timeout_s: float, stall_s: float) -> None:
         self._clock = clock
@@ -39,7 +38,7 @@ class ClusterLiveness:
         self._broken: dict[int, float] = {}
 
     def watch(self, links: Mapping[int, LinkMonitor], limit_s: float) -> None:
-        """Counts a rank as lost also if its link is broken for `limit_s`; until then the master decides."""
+        """Counts a rank as lost after `limit_s` with a broken link."""
         self._links, self._broken_limit_s = links, limit_s
 
     def heard_master(self) -> None:
@@ -47,7 +46,7 @@ class ClusterLiveness:
             self._master_heard = self._listened = self._clock.now()
 
     def heard_nothing(self) -> None:
-        """Records that this node listened in vain. Only these calls let the master's silence grow."""
+        """Records that this node listened in vain."""
         with self._lock:
             self._listened = self._clock.now()
 
@@ -67,10 +66,10 @@ class ClusterLiveness:
             self._stopping = True
 
     def check(self, rank: int, waiting_for: str) -> None:
-        """Raises PeerLost (Cancelled at shutdown) if the wait for `rank` makes no more sense. Call it repeatedly with
-        the same `waiting_for`: lack of progress counts from the first call, because a peer may have been idle."""
+        """Raises PeerLost, or Cancelled at shutdown. Call it repeatedly with the same `waiting_for`."""
         with self._lock:
             now = self._clock.now()
+            # Lack of progress counts from the first call, because a peer may have been idle.
             known = self._waits.get(rank)
             if known is None or known[0] != waiting_for:
                 known = self._waits[rank] = (waiting_for, now)
@@ -82,7 +81,7 @@ class ClusterLiveness:
         self._check_link(rank, waiting_for)
 
     def check_idle(self, rank: int, waiting_for: str) -> None:
-        """Checks like `check`, for a wait that may last for ever."""
+        """Checks like `check`, for a wait without limit."""
         with self._lock:
             self._check_alive(rank, waiting_for)
         self._check_link(rank, waiting_for)
@@ -92,7 +91,7 @@ class ClusterLiveness:
             raise Cancelled(f"the node stops during {waiting_for}")
         for lost, cause in self._lost.items():
             raise PeerLost(lost, waiting_for, cause)
-        silent_s = self._listened - self._master_heard
+        silent_s = self._listened - self._master_heard  # grows only while this node listens
         if silent_s > self._timeout_s:
             raise PeerLost(rank, waiting_for, f"the master has been silent for {silent_s:.1f} s")
 
@@ -123,7 +122,7 @@ class ControlLink:
         self._thread = threading.Thread(target=self._run, name="control", daemon=True)
 
     def start(self, hello: c.Hello) -> None:
-        """Introduces this node to the master and starts the thread. Raises Unreachable."""
+        """Introduces this node to the master. Starts the thread. Raises Unreachable."""
         self._endpoint.send(hello, timeout_s=10.0)
         self._liveness.heard_master()
         self._thread.start()
@@ -138,7 +137,7 @@ class ControlLink:
             time.sleep(0.005)
 
     def close(self) -> None:
-        """Sends what was posted, then ends the thread and the endpoint."""
+        """Sends what was posted. Ends the thread and the endpoint."""
         self._closing.set()
         self._endpoint.close()
         if self._thread.is_alive():

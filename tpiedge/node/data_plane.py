@@ -34,8 +34,7 @@ def route(
     chunk_bytes: int,
     wire: WirePrecision,
 ) -> tuple[Route, str]:
-    """Chooses the route for all-reduces of `row_bytes` (one token) to `chunk_bytes`, both as f32. Returns (the route,
-    the reason). `facts` is None unless every node had to link to all others."""
+    """Chooses the route of all-reduces. Returns (route, reason). `row_bytes`: one token's."""
     if wanted == "auto" and size == 2:
         return Route(
             "mesh", "mesh", 0, wire
@@ -68,7 +67,7 @@ def worker_links(facts: NetworkFacts | None) -> tuple[WorkerLink, ...]:
 
 @dataclass(eq=False)
 class TensorLinks:
-    """The links of one node; `_resources` closes them. `_peer_keys` has public keys by rank."""
+    """The links of one node. `_resources` closes them."""
 
     _rank: int
     _keys: CurveKeys
@@ -106,7 +105,7 @@ _TIMEOUTS: Final = 2  # a link may be broken for so many timeouts of the master
 
 @dataclass(frozen=True)
 class DataPlane:
-    """Rank 0 has `facts` of all links, if collectives can be chosen."""
+    """Rank 0 has `facts` of all links."""
 
     communicator: Communicator
     endpoint: Endpoint | None = None
@@ -114,7 +113,7 @@ class DataPlane:
 
     @property
     def traffic(self) -> tuple[int, int, int, int]:
-        """Bytes sent, bytes received, late messages, and refused messages or connections. For any thread."""
+        """(bytes sent, bytes received, late messages, refusals). For any thread."""
         group = self.communicator
         if self.endpoint is None or not isinstance(group, Group):
             return 0, 0, 0, 0
@@ -131,7 +130,7 @@ def join_data_plane(
     await_connect: Callable[[], Connect],
     resources: ExitStack,
 ) -> DataPlane:
-    """Joins the plane; `listening` tells the master this node's address. Raises PeerLost, ProtocolError, UserError."""
+    """Joins the plane. `listening` gets this node's address. Raises PeerLost, ProtocolError, UserError."""
     size = len(assign.nodes)
     if size == 1:
         return DataPlane(Communicator())
@@ -174,7 +173,7 @@ def _connect(
 
 
 def _drop_broken(spokes: dict[int, ZmqSpoke], liveness: ClusterLiveness, clock: Clock) -> None:
-    """Waits for the links and drops failed ones. Raises PeerLost if rank 0's link fails."""
+    """Waits for the links; drops failed ones. Raises PeerLost."""
     started = clock.now()
     for rank, spoke in list(spokes.items()):
         deadline = started + (_LINK_S if rank else _RANK_0_LINK_S)

@@ -1,9 +1,9 @@
 """Entry of a fork server: `python -m tpiedge.node.fork_server`.
 
-The server imports torch once and forks a node for each bootstrap, so that nodes share the imports without waiting.
-Standard input, a socket of the parent, first brings the number of threads to measure with (0: do not measure), then
+The server imports torch once and forks a node for each bootstrap. Standard input is a socket of the parent. First it
+brings the number of threads to measure with (0: none). Standard output gets the measurement. Then standard input brings
 each bootstrap with three open files: the node's standard input, its log, and a pipe for the node's pid and exit status.
-A measurement is reported on standard output. The server ends with its parent, the nodes end with the server.
+The server ends with its parent, the nodes with the server.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from tpiedge.node.process import import_engine, run
 
 
 class Forks:
-    """Forks nodes. The process must have no second thread, which a fork would lose."""
+    """Forks nodes. The process must have no second thread."""
 
     def __init__(self, parent: socket.socket) -> None:
         self._parent = parent
@@ -34,7 +34,7 @@ class Forks:
         signal.set_wakeup_fd(self._wakes)
 
     def next_line(self) -> bytes | None:
-        """Awaits the parent's next line; returns None once the parent is gone. Meanwhile reports ended processes."""
+        """Awaits the parent's next line. Reports ended processes. None: the parent is gone."""
         while b"\n" not in self._received:
             ready, _, _ = select.select([self._parent.fileno(), self._woken], [], [])
             if self._woken in ready:
@@ -50,7 +50,8 @@ class Forks:
         return line
 
     def measure(self, threads: int, pipe: int) -> None:
-        """Forks a process that measures and reports on `pipe`, because measuring starts threads, which forks lose."""
+        """Forks a process that measures and reports on `pipe`."""
+        # In a process of its own, because measuring starts threads, which forks lose.
         if (pid := self._fork()) == 0:
             _report(threads, pipe)
             os._exit(0)
@@ -58,7 +59,7 @@ class Forks:
         os.close(pipe)
 
     def start_node(self) -> bool:
-        """Forks a node with the files that came with its bootstrap. Returns whether this process is the node."""
+        """Forks a node. Returns whether this process is the node."""
         given, self._files = self._files[:3], self._files[3:]
         if len(given) < 3:
             sys.exit("cannot start a node: this machine lets too few files be open; raise 'ulimit -n'")

@@ -1,5 +1,5 @@
-"""Measures the links between nodes before an epoch's first step, one node at a time, by echoes over the tensor
-connections."""
+"""Measures the links between nodes before an epoch's first step, by echoes over the tensor connections. Nodes take
+turns."""
 
 import math
 import platform
@@ -33,8 +33,8 @@ _SILENT: Final = "it does not answer"
 
 
 class LinkSurvey:
-    """One rank's part in the survey; `endpoint` must receive nothing else. Rank 0 begins once every node answers; then
-    each node has its turn. Rank 0 raises Misconduct for messages out of turn; others drop them."""
+    """One rank's part in the survey. Nothing else may arrive at `endpoint`. Rank 0 raises Misconduct for messages out
+    of turn."""
 
     def __init__(
         self, endpoint: Endpoint, liveness: Liveness, clock: Clock, epoch: int, rank: int, size: int
@@ -45,8 +45,7 @@ class LinkSurvey:
         self._probes: Counter[int] = Counter()
 
     def run(self, reached: Collection[int]) -> NetworkFacts | None:
-        """Returns facts on rank 0, else None. `reached`: lower ranks to which there is a link. Raises PeerLost,
-        ProtocolError."""
+        """Returns facts on rank 0. `reached`: linked lower ranks. Raises PeerLost, ProtocolError."""
         self._probes.clear()
         if self._rank == 0:
             return self._lead()
@@ -95,7 +94,6 @@ class LinkSurvey:
         return message
 
     def _measure(self, rank: int) -> MeasuredLink | None:
-        """Measures the link to `rank`. Returns None if no answer comes; raises PeerLost if rank 0 is silent."""
         probing = Probing(_PAYLOAD_BYTES, payloads=6, epoch=self._epoch)
         deadline = self._clock.now() + (_PAIR_S if rank else _TURN_S)
         step: Probe | LinkSpeed | None = probing.next_probe(self._clock.now())
@@ -112,7 +110,6 @@ class LinkSurvey:
         return MeasuredLink(rank, step.round_trip_s, step.bytes_per_s)
 
     def _send(self, message: Message, rank: int, deadline: float) -> None:
-        """Sends; raises PeerLost at the deadline or for a lost node."""
         while True:
             try:
                 return self._endpoint.send(message, to=node_name(rank), timeout_s=_SLICE_S)
@@ -124,7 +121,6 @@ class LinkSurvey:
                     raise PeerLost(rank, what, _SILENT) from None
 
     def _await(self, rank: int, what: str, deadline: float) -> Message:
-        """Awaits a message of `rank` that is no probe. Raises PeerLost at the deadline or for a lost node."""
         while self._clock.now() < deadline:  # even if the node sends other messages without end
             message = self._receive(rank, what)
             if message is not None:
@@ -164,7 +160,6 @@ def _cores() -> int:
 
 
 def _machine() -> str:
-    """Returns this machine's name, the same in all containers."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

@@ -1,6 +1,6 @@
 """A computing process, started and fed by a master.
 
-The main thread is the engine thread; `link` has the control thread. The process ends when the master says so, when the
+The main thread is the engine thread; `link` has the control thread. The process ends at the master's order, when the
 master or a peer is lost, or when its lifeline breaks.
 """
 
@@ -54,7 +54,7 @@ _IDLE_S = 0.5
 
 
 class Node:
-    """One rank of one epoch. `close` closes all its resources, in reverse order."""
+    """One rank of one epoch. `close` closes all its resources."""
 
     def __init__(self, bootstrap: NodeBootstrap) -> None:
         self._bootstrap = bootstrap
@@ -83,7 +83,7 @@ class Node:
         )
 
     def run(self) -> None:
-        """Joins, loads and computes. Raises the error that ends the node: Cancelled at the master's order."""
+        """Joins, loads and computes. Raises the error that ends the node."""
         own, rank = self._bootstrap, self._bootstrap.rank
         self.link.start(c.Hello(own.epoch, rank))
         assign = self._expect(c.Assign, "the plan", _ASSIGN_S)
@@ -128,7 +128,7 @@ class Node:
                 _say(f"the trace of node {rank} is lost: cannot write {path}: {error.strerror}")
 
     def report(self, error: TpiedgeError) -> None:
-        """Tells the master which node is at fault, then why this node ends."""
+        """Tells the master which node is at fault, then the error."""
         rank, cause = self._bootstrap.rank, str(error)[:2000]
         if isinstance(error, Misconduct) and rank == 0 and error.rank != rank:
             self.link.post(c.Breach(self._epoch, rank, error.rank, cause))
@@ -189,8 +189,8 @@ class Node:
         return engine
 
     def _moved(self, moved_bytes: int) -> None:
-        """Counts KV transfer as loading, because other nodes wait for it."""
         self._transferred_bytes = moved_bytes
+        # It counts as loading, because other nodes wait for it.
         if self._loaded is not None:
             done, total = self._loaded
             self._tell_loading(done + moved_bytes, total + moved_bytes)
@@ -264,7 +264,6 @@ class Node:
                 raise ProtocolError(f"the master sent {type(command).__name__} to a running node")
 
     def _halt(self, leader: Leader, transfer: KVTransfer, order: c.Halt) -> None:
-        """Saves the KV cache, then waits until the node must end or resume."""
         pages, sequences = leader.order_save(order)
         why = transfer.save(pages, order.stored, sequences)
         count = 0 if why else len(pages.pages)

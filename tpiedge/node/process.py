@@ -1,6 +1,6 @@
 """Entry of a node process (`python -m tpiedge.node.process`), and the end of any node.
 
-The first line on standard input is the bootstrap. The log, the master and the exit status tell what ended the node.
+The first line on standard input is the bootstrap. Log, master and exit status tell what ended the node.
 """
 
 import gc
@@ -33,7 +33,7 @@ def main() -> int:
 
 
 def import_engine() -> None:
-    """Imports torch and the engine, and freezes their objects to shorten later garbage collections."""
+    """Imports torch and the engine."""
     # Leaves out kernels for tensors without data, which only torch's compilers use: a fifth of the import's time, and
     # 18 MB. A torch without a module of this name is not changed.
     sys.modules.setdefault(_META_KERNELS, types.ModuleType(_META_KERNELS))
@@ -41,12 +41,12 @@ def import_engine() -> None:
     try:
         import tpiedge.node.node  # noqa: F401
     finally:
-        gc.freeze()
+        gc.freeze()  # shortens later garbage collections
         gc.enable()
 
 
 def run(bootstrap: NodeBootstrap) -> int:
-    """Runs a node until the master ends it. Returns the exit status of the error that ended it, or 0."""
+    """Runs a node until the master ends it. Returns its exit status."""
     from tpiedge.node.node import Node
 
     with Supervisor(_end_at_once):

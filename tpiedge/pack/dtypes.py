@@ -1,6 +1,6 @@
-"""Numbers as checkpoints and packs store them, in numpy arrays; a bf16 array holds the bits as uint16.
+"""Numbers of checkpoints and packs, in numpy arrays. A bf16 array holds the bits as uint16.
 
-Everything is exact except rounding to bf16: to the nearest, ties to even; a NaN stays a NaN.
+Everything is exact except rounding to bf16: to the nearest, ties to even. A NaN stays a NaN.
 """
 
 from dataclasses import dataclass
@@ -51,7 +51,7 @@ def bf16_from_f32(values: Array) -> Array:
 
 
 def convert(array: Array, dtype: SourceDtype, precision: Precision) -> Array:
-    """Converts an array of `dtype` to the form stored in `precision`; returns the same array if nothing changes."""
+    """Converts an array to its stored form. May return the same array."""
     target = STORED[precision]
     if dtype == target:
         return array
@@ -62,8 +62,8 @@ def convert(array: Array, dtype: SourceDtype, precision: Precision) -> Array:
 
 @dataclass(frozen=True)
 class Codes:
-    """Weights as integers: weight (o, i) is scales_OG[o, i // 32] * (codes_OI[o, i] - OFFSETS[bits]), with uint8 codes
-    and float16 scales."""
+    """Weights as integers: weight (o, i) is scales_OG[o, i // 32] * (codes_OI[o, i] - OFFSETS[bits]). Codes are uint8,
+    scales float16."""
 
     bits: int
     codes_OI: Array
@@ -74,7 +74,7 @@ class Codes:
         return self.codes_OI.nbytes + self.scales_OG.nbytes
 
     def __getitem__(self, part: slice | tuple[slice, slice]) -> "Codes":
-        """Returns a part of the outputs, or of outputs and inputs; the first input must begin a group."""
+        """Slices outputs, or outputs and inputs. The first input must begin a group."""
         outputs, inputs = part if isinstance(part, tuple) else (part, slice(None))
         first, stop, _ = inputs.indices(self.codes_OI.shape[1])
         if first % GROUP:

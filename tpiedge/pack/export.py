@@ -1,4 +1,4 @@
-"""Exports a pack as a safetensors checkpoint with the original names and shapes; q8 and q4 matrices become f32.
+"""Exports a pack as a safetensors checkpoint with the original names and shapes. q8 and q4 matrices become f32.
 
 Headers are made here because the safetensors library needs all tensors in memory.
 """
@@ -44,7 +44,7 @@ class TensorEntry:
 
 
 def header(tensors: Sequence[TensorEntry]) -> bytes:
-    """Returns the length of the JSON (8 bytes, little endian) and the JSON, padded to a multiple of 8."""
+    """Returns the JSON's length (8 bytes) and the JSON, padded to 8 bytes."""
     entries: dict[str, JSON] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for tensor in tensors:
@@ -61,7 +61,7 @@ def header(tensors: Sequence[TensorEntry]) -> bytes:
 
 
 def split_shards(tensors: Iterable[TensorEntry], limit: int) -> dict[str, list[TensorEntry]]:
-    """Divides tensors among shards of at most `limit` bytes; a larger tensor has a shard of its own."""
+    """Divides tensors among shards of `limit` bytes. A larger tensor has its own shard."""
     shards: list[list[TensorEntry]] = [[]]
     size = 0
     for tensor in tensors:
@@ -83,8 +83,8 @@ def index(shards: Mapping[str, Sequence[TensorEntry]]) -> dict[str, JSON]:
 
 
 def export_safetensors(pack: Pack, out: Path, shard_bytes: int = 4_000_000_000) -> list[Path]:
-    """Checks the pack, writes its tensors into the new folder `out`, in shards of about `shard_bytes`, and returns the
-    shards' files. Leaves nothing after UserError, DiskFull, ReadFault, IntegrityError."""
+    """Writes the checked pack's tensors into the new folder `out`. Returns the files. Errors (UserError, DiskFull,
+    ReadFault, IntegrityError) leave nothing."""
     out = out.absolute()
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} exists already: choose a new folder")
@@ -154,7 +154,7 @@ def _matrix_parts(matrix: RowLayout, file: OpenFile) -> Iterator[Array]:
 
 
 def dequantised_rows(matrix: PanelLayout, file: OpenFile) -> Iterator[Array]:
-    """Yields rows (outputs) of the checkpoint's matrix in f32, some at a time. Raises ReadFault."""
+    """Yields rows (outputs) of the checkpoint's matrix in f32. Raises ReadFault."""
     if not matrix.transposed:
         for unit in range(matrix.units):
             yield _panels(matrix, unit, 0, matrix.shape(unit).panels, file)
@@ -166,7 +166,7 @@ def dequantised_rows(matrix: PanelLayout, file: OpenFile) -> Iterator[Array]:
 
 
 def _panels(matrix: PanelLayout, unit: int, first: int, count: int, file: OpenFile) -> Array:
-    """Reads [outputs, inputs] of up to `count` panels of a unit from panel `first` on."""
+    """Reads up to `count` panels of a unit as [outputs, inputs]."""
     whole = matrix.shape(unit)
     outputs = min(count * PANEL, whole.outputs - first * PANEL)
     shape = PanelShape(whole.bits, outputs, whole.inputs)

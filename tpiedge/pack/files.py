@@ -38,7 +38,7 @@ class Closable:
 
 
 class Descriptor(Closable):
-    """Owns the file descriptor `_fd` (negative: none). `close` may be called twice."""
+    """Owns the file descriptor `_fd` (negative: none). `close` is idempotent."""
 
     _fd = -1
 
@@ -48,20 +48,20 @@ class Descriptor(Closable):
             self._fd = -1
 
     def set_direct(self, on: bool) -> bool:
-        """Switches O_DIRECT, which bypasses the page cache, on or off; returns whether it is on."""
+        """Switches O_DIRECT on or off, if possible. Returns whether it is on."""
         with contextlib.suppress(OSError, AttributeError):  # macOS has no O_DIRECT
             fcntl.fcntl(self._fd, fcntl.F_SETFL, os.O_DIRECT if on else 0)
             return on
         return False
 
     def advise(self, advice: str, offset: int = 0, nbytes: int = 0) -> None:
-        """Tells the system how the file will be used; `advice` is a suffix of POSIX_FADV_."""
+        """Tells the system how the file will be used. `advice`: a suffix of POSIX_FADV_."""
         with contextlib.suppress(OSError, AttributeError):  # macOS has no fadvise
             os.posix_fadvise(self._fd, offset, nbytes, getattr(os, f"POSIX_FADV_{advice}"))
 
 
 class OpenFile(Descriptor):
-    """A regular file open for reading in parts. Raises UserError if it cannot be opened."""
+    """A regular file open for reading in parts. Raises UserError."""
 
     _CANNOT_OPEN = "cannot open {path}: {cause}"
     _ENDS_BEFORE = "the file ends before; write it anew"
@@ -74,7 +74,7 @@ class OpenFile(Descriptor):
             raise UserError(self._CANNOT_OPEN.format(path=path, cause=error.strerror)) from None
 
     def read_into(self, offset: int, into: memoryview) -> int:
-        """Reads once into `into`; returns the number of bytes, 0 at the end of the file. Raises OSError."""
+        """Reads once. Returns the number of bytes; 0 at the end. Raises OSError."""
         return os.preadv(self._fd, [into], offset)
 
     def read(self, offset: int, into: memoryview) -> None:
@@ -91,7 +91,7 @@ class OpenFile(Descriptor):
             done += count
 
     def parts(self, offset: int, length: int, buffer: memoryview) -> Iterator[memoryview]:
-        """Yields `length` bytes from `offset` on in parts, all in the reused `buffer`. Raises ReadFault."""
+        """Yields `length` bytes in parts, all in the reused `buffer`. Raises ReadFault."""
         for done in range(0, length, len(buffer)):
             part = buffer[: min(len(buffer), length - done)]
             self.read(offset + done, part)
@@ -116,7 +116,7 @@ class OpenFile(Descriptor):
 
 
 def open_regular(path: Path, flags: int = 0) -> int:
-    """Opens a regular file for reading. Raises OSError, also for a pipe or a device, without waiting."""
+    """Opens a regular file for reading. Does not wait. Raises OSError."""
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | flags)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
@@ -130,7 +130,7 @@ def array_bytes(values: Array) -> memoryview:
 
 
 class FileLock(Descriptor):
-    """A lock on the file `path`, created if missing; `close` releases the lock. For one thread."""
+    """A lock on the file `path`, created if missing. `close` releases it. For one thread."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -147,8 +147,8 @@ class FileLock(Descriptor):
             return not self.try_lock(fcntl.LOCK_EX)
 
     def wait_alone(self, timeout_s: float, what: str, stopped: Callable[[], bool] | None = None) -> None:
-        """Waits for the lock, to take it alone. Raises UserError (naming `what` and the holder) after `timeout_s`,
-        Cancelled if `stopped()`."""
+        """Waits to take the lock alone. Raises UserError after `timeout_s`, Cancelled if `stopped()`. `what`: for the
+        error."""
         deadline = time.monotonic() + timeout_s
         while not self.try_alone():
             if stopped is not None and stopped():
@@ -177,7 +177,7 @@ class FileLock(Descriptor):
 
 
 def holder_of(path: Path) -> str:
-    """Returns the id of the process that last held the lock `path` alone, or "unknown"."""
+    """Returns the process id of the lock's last holder, or "unknown"."""
     text = ""
     with contextlib.suppress(OSError):
         text = path.read_text(errors="replace")[:20].strip()
@@ -185,7 +185,7 @@ def holder_of(path: Path) -> str:
 
 
 def try_flock(fd: int, kind: int) -> bool | None:
-    """Takes the lock without waiting. Returns False if another process has it, None if the file system has no locks."""
+    """Takes the lock without waiting. None: the file system has no locks."""
     try:
         fcntl.flock(fd, kind | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -212,7 +212,7 @@ def lock_target(target: Path, timeout_s: float) -> Iterator[None]:
 
 @contextlib.contextmanager
 def partial_folder(target: Path) -> Iterator[Path]:
-    """Yields a new folder; renames it to `target` at the end, or removes it after an error. Needs `target`'s lock."""
+    """Yields a new folder, then renames it to `target`. Needs `target`'s lock."""
     _remove_partials(target)
     partial = target.parent / f"{target.name}.partial-{secrets.token_hex(4)}"
     try:
@@ -226,7 +226,7 @@ def partial_folder(target: Path) -> Iterator[Path]:
 
 
 def remove_leftovers(target: Path) -> None:
-    """Removes partial folders of writers of `target` that were killed, unless a writer is at work."""
+    """Removes partial folders of killed writers, unless a writer is at work."""
     with contextlib.suppress(UserError, OSError), lock_target(target, timeout_s=0.0):
         _remove_partials(target)
 
@@ -240,15 +240,15 @@ def _remove_partials(target: Path) -> None:
 
 
 def check_free_space(folder: Path, needed: int, name: str = "", remedy: str = "") -> None:
-    """Raises DiskFull unless the disk has room for `needed` bytes; `name`, `remedy`: see `explain_write_errors`."""
+    """Raises DiskFull unless `needed` bytes are free. `name`, `remedy`: as for `explain_write_errors`."""
     if shutil.disk_usage(folder).free < needed:
         raise _disk_full(folder, needed, name, remedy)
 
 
 @contextlib.contextmanager
 def explain_write_errors(folder: Path, needed: int, name: str = "", remedy: str = "") -> Iterator[None]:
-    """Turns an OSError of writing `needed` bytes into DiskFull, ResourceError (the disk failed) or UserError. Messages
-    call the folder `name`; `remedy` says how to make room."""
+    """Turns an OSError of writing into DiskFull, ResourceError (disk failure) or UserError. `name`, `remedy`: for
+    messages."""
     try:
         yield
     except OSError as error:
@@ -271,7 +271,7 @@ def _disk_full(folder: Path, needed: int, name: str, remedy: str) -> DiskFull:
 
 
 def write_synced(path: Path, data: bytes) -> None:
-    """Writes a file that survives a power cut once its folder is synced."""
+    """Writes a file durably; its folder must be synced, too."""
     with path.open("wb") as file:
         file.write(data)
         file.flush()
@@ -280,7 +280,7 @@ def write_synced(path: Path, data: bytes) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yields the path of a new file; at the end of the block the file durably replaces `path`."""
+    """Yields the path of a new file, which then durably replaces `path`."""
     partial = path.parent / f".{path.name}.{os.getpid()}"
     partial.unlink(missing_ok=True)
     try:

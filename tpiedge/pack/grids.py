@@ -1,7 +1,7 @@
-"""The grids of a pack's row-parallel matrices (kernels/grid.py): the powers of two that are the steps of their sums.
+"""The grids of a pack's row-parallel matrices (kernels/grid.py): powers of two, the steps of their sums.
 
-A grid depends on the pack alone, so every node computes the same. The step is 2**-16 of an output's expected standard
-deviation for inputs of 1: sqrt(number of inputs) times the weights' deviation, estimated from scales of some panels.
+A grid depends on the pack alone. The step is 2**-16 of an output's expected standard deviation for inputs of 1. Scales
+of some panels give the weights' deviation.
 """
 
 import math
@@ -27,7 +27,7 @@ _LEAST, _MOST = -100, 100  # 2**exponent and its reciprocal are normal numbers, 
 
 
 def grid_exponents(pack: Pack) -> Exponents:
-    """Computes exponents from some kilobytes of every layer; nodes verify these bytes later. Raises UserError."""
+    """Computes exponents from some kilobytes of every layer. Raises UserError."""
     if not pack.precision.quantised:
         return ()
     of_blob: dict[str, tuple[int, int]] = {}
@@ -39,7 +39,7 @@ def grid_exponents(pack: Pack) -> Exponents:
 
 
 def check_exponents(exponents: Exponents, pack: Pack) -> None:
-    """Raises ProtocolError for received exponents that cannot belong to the pack."""
+    """Raises ProtocolError for exponents that cannot belong to the pack."""
     layers = pack.num_layers if pack.precision.quantised else 0
     if len(exponents) != layers:
         raise ProtocolError(

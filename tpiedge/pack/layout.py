@@ -1,8 +1,8 @@
 """The layout of a pack's bytes: pure arithmetic, no files.
 
-1. A matrix is stored unit after unit, every unit a multiple of ALIGN bytes, so that O_DIRECT can read units [a, b).
-   Column-parallel matrices have a row per output feature, row-parallel ones (o, down; `transposed`) per input feature.
-2. f32 and bf16: a row takes `cols * itemsize` bytes rounded up to ROW_ALIGN; rows of zeros fill up a unit.
+1. A matrix is stored unit after unit. Units are multiples of ALIGN bytes (for O_DIRECT). Column-parallel matrices have
+   a row per output feature, row-parallel ones (o, down; `transposed`) per input feature.
+2. f32 and bf16: a row takes `cols * itemsize` bytes rounded up to ROW_ALIGN. Rows of zeros fill up a unit.
 3. q8 and q4: a unit is panels (kernels/panels.py), filled up with zeros.
 4. The vectors (norms, biases) form one section at the start of the blob. Each vector is aligned to ROW_ALIGN, the
    section to ALIGN. All other bytes are zero.
@@ -29,7 +29,7 @@ FFN_MATRICES = ("gate", "up", "down")
 
 @dataclass(frozen=True)
 class HashedRange:
-    """A unit of a matrix, or the vector section (matrix "", unit 0). `index` is its place in the table of hashes."""
+    """A unit of a matrix, or the vector section (matrix "", unit 0). `index`: place in the table of hashes."""
 
     matrix: str
     unit: int
@@ -43,7 +43,7 @@ class HashedRange:
 
 
 class MatrixLayout(MatrixSpec, frozen=True, kw_only=True, dict=True):
-    """A matrix and its place in its blob. Offsets count bytes from the start of the blob."""
+    """A matrix and its place in its blob, in bytes."""
 
     precision: Precision
     offset: int
@@ -78,11 +78,11 @@ class MatrixLayout(MatrixSpec, frozen=True, kw_only=True, dict=True):
             yield HashedRange(self.name, unit, offset, length, self.first_range + unit)
 
     def unit_nbytes(self, unit: int) -> int:
-        """Returns a unit's bytes with padding. Units start `unit_nbytes(0)` bytes apart."""
+        """Returns a unit's bytes with padding. Units are `unit_nbytes(0)` bytes apart."""
         raise NotImplementedError
 
     def row_place(self, row: int) -> tuple[int, int]:
-        """Returns (offset, length) of the bytes that hold row `row`. Not for transposed panels."""
+        """Returns (offset, length) of a row's bytes. Not for transposed panels."""
         raise NotImplementedError
 
     def _check_row(self, row: int) -> None:
@@ -141,7 +141,7 @@ def round_up(value: int, multiple: int) -> int:
 
 
 class VectorLayout(VectorSpec, frozen=True, kw_only=True):
-    """A vector and its place in its blob; `length` counts numbers, `offset` bytes."""
+    """A vector and its place in its blob. `length`: numbers. `offset`: bytes."""
 
     precision: Precision
     offset: int
@@ -153,7 +153,7 @@ class VectorLayout(VectorSpec, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class BlobLayout:
-    """The places of all parts of a blob, which its spec and precisions determine."""
+    """The places of all parts of a blob."""
 
     precision: Precision
     vectors: tuple[VectorLayout, ...]
@@ -164,7 +164,7 @@ class BlobLayout:
 
     @staticmethod
     def of(spec: BlobSpec, precision: Precision, *, vectors_f32: bool = False) -> "BlobLayout":
-        """Lays out `spec`; `vectors_f32` keeps vectors in f32 beside any matrices. Raises UserError."""
+        """Lays out `spec`. `vectors_f32`: vectors are always f32. Raises UserError."""
         vectors, offset = [], 0
         of_vectors = Precision.F32 if vectors_f32 else precision.of_vectors
         for vector in spec.vectors:
@@ -203,7 +203,7 @@ class BlobLayout:
             yield from matrix.ranges(0, matrix.units)
 
     def descriptor(self) -> Mapping[str, JSON]:
-        """Returns the fields that a blob's id covers beside the blob's bytes."""
+        """Returns the fields that a blob's id covers."""
         unusual = [v.precision.value for v in self.vectors if v.precision is not self.precision.of_vectors]
         return {
             "precision": self.precision.value,
@@ -214,7 +214,7 @@ class BlobLayout:
 
     @cached_property
     def group_size(self) -> int:
-        """Query heads per KV head of a layer. Raises UserError unless the heads divide evenly."""
+        """Query heads per KV head. Raises UserError unless it is whole."""
         try:
             queries, keys = self.matrix("q").units, self.matrix("k").units
         except KeyError:
@@ -229,7 +229,7 @@ class BlobLayout:
 
 
 def share_of_matrix(name: str, share: NodeShare, group_size: int) -> Share:
-    """Returns the units of a layer's matrix `name` for a node of `share`; `group_size` query heads use a KV head."""
+    """Returns a node's units of a layer's matrix. `group_size`: query heads per KV head."""
     if name in ("q", "o"):
         return share.attention
     if name in ("k", "v"):
@@ -243,14 +243,14 @@ def share_of_matrix(name: str, share: NodeShare, group_size: int) -> Share:
 
 @dataclass(frozen=True)
 class Storage:
-    """The precision of each kind of blob, and whether the quantiser searches for scales. `vectors_f32` keeps norms and
-    biases in f32 beside bf16 matrices; the flag is refused if vectors are f32 anyway, so that equal content has one
-    name. Embedding and head may have another precision than layers only if layers are quantised."""
+    """The precision of each kind of blob. Raises UserError."""
 
     layers: Precision
     embedding: Precision
     head: Precision
+    #: Whether the quantiser searches for scales.
     search: bool = True
+    #: Whether vectors are f32 beside bf16 matrices.
     vectors_f32: bool = False
 
     def __post_init__(self) -> None:
@@ -261,6 +261,7 @@ class Storage:
                 f"layers in {self.layers.value} go with an embedding and a head of the same: another precision of "
                 "theirs, or how scales are chosen, needs --precision q8 or q4"
             )
+        # Equal content has one name.
         if self.vectors_f32 and Precision.BF16 not in (self.layers, self.embedding, self.head):
             raise UserError("vectors are f32 anyway where no matrix is bf16: pack again")
 
@@ -273,7 +274,7 @@ class Storage:
         head: Precision | None = None,
         search: bool = True,
     ) -> "Storage":
-        """Fills in the defaults. Beside quantised layers the embedding is bf16, the head q8; if tied, both are q8."""
+        """Fills in the defaults. `tied`: head and embedding are one."""
         usual = Precision.Q8 if layers.quantised else layers
         if tied:
             if None not in (embedding, head) and embedding is not head:
@@ -292,7 +293,7 @@ class Storage:
         return BlobLayout.of(spec, self.of_blob(key), vectors_f32=self.vectors_f32)
 
     def label(self, *, tied: bool) -> str:
-        """Returns a part of a pack's folder name: "q4", or "q4-head-bf16" if a value is not the default."""
+        """Returns a part of a pack's folder name: "q4", or "q4-head-bf16"."""
         usual = Storage.of(self.layers, tied=tied)
         parts = [self.layers.value]
         if self.embedding is not usual.embedding:
@@ -305,5 +306,5 @@ class Storage:
 
 
 def storage_of(precision: "Precision | Storage", spec: ModelSpec) -> Storage:
-    """Returns the default Storage for layers in `precision`, or `precision` if it is a Storage."""
+    """Returns the default Storage for layers in `precision`."""
     return precision if isinstance(precision, Storage) else Storage.of(precision, tied=spec.tied)

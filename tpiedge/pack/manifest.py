@@ -1,5 +1,5 @@
-"""The file manifest.json says what a pack holds; the file's hash names the pack. The file is untrusted: every field is
-checked, and every complaint is a UserError."""
+"""The file manifest.json says what a pack holds. The file's hash names the pack. The file is untrusted: every field is
+checked. Every complaint is a UserError."""
 
 import hashlib
 import json
@@ -41,8 +41,7 @@ class _Precisions(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknow
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The file's fields. `source` identifies the packed numbers; layer i has the numbers of layer `i %
-    distinct_layers`."""
+    """The file's fields. `source` identifies the packed numbers. Layer i equals layer i % `distinct_layers`."""
 
     format: str
     version: int
@@ -80,19 +79,19 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return Storage(self.precision, embedding, head, self.search, self.vectors is not UNSET)
 
     def same_request(self, other: "Manifest") -> bool:
-        """Whether both manifests have the same model, numbers and storage."""
+        """Whether model, numbers and storage are the same."""
         mine = msgspec.structs.replace(self, blobs=other.blobs)
         return _checksum(msgspec.to_builtins(mine)) == _checksum(msgspec.to_builtins(other))
 
 
 def manifest_text(manifest: Manifest) -> bytes:
-    """Returns the file's content. The checksum guards against damage, not against forgery."""
+    """Returns the file's content. Its checksum does not stop forgery."""
     body = msgspec.to_builtins(manifest)
     return json.dumps({"checksum": _checksum(body), "manifest": body}, indent=1).encode()
 
 
 def manifest_bytes(folder: Path) -> bytes:
-    """Reads the unparsed manifest of the pack in `folder`. Raises UserError."""
+    """Reads the pack's manifest, unparsed. Raises UserError."""
     path = folder / MANIFEST_NAME
     try:
         with open(open_regular(path), "rb") as file:
@@ -108,7 +107,7 @@ def manifest_bytes(folder: Path) -> bytes:
 
 
 def pack_id(manifest: bytes) -> str:
-    """Returns a pack's id, the manifest's sha256. The manifest names every blob by its content."""
+    """Returns a pack's id, the manifest's sha256."""
     return hashlib.sha256(manifest).hexdigest()
 
 

@@ -1,5 +1,5 @@
-"""Quantises the matrices of a blob: a thread reads pieces of whole units in order; other threads quantise the pieces,
-or keep the source's own integers.
+"""Quantises the matrices of a blob. A thread reads pieces of whole units in order. Other threads quantise them, or keep
+the source's own integers.
 
 quality.json beside the manifest has the error of each tensor in dB: squared weights over squared errors (null: no
 error). The file is not part of the pack's identity.
@@ -50,7 +50,7 @@ _StoredPart = tuple[Array, TensorQuality, bool]
 
 
 class Quantiser(Closable):
-    """One thread reads, up to four quantise; `close` waits for them. `quality` has an entry per tensor."""
+    """One thread reads, up to four quantise. `close` waits for them. `quality` has an entry per tensor."""
 
     def __init__(self, search: bool) -> None:
         self.quality: list[TensorQuality] = []
@@ -65,7 +65,7 @@ class Quantiser(Closable):
             threads.shutdown(cancel_futures=True)
 
     def parts(self, matrices: Iterable[PanelLayout], source: TensorSource) -> Iterator[Array]:
-        """Yields the matrices' padded bytes in order. Raises UserError for numbers that cannot be quantised."""
+        """Yields the matrices' padded bytes in order. Raises UserError."""
         jobs = (job for matrix in matrices for job in _jobs(matrix, source))
         waiting: deque[tuple[Future[_StoredPart], int]] = deque()
         reading = self._reader.submit(next, jobs, None)
@@ -78,7 +78,6 @@ class Quantiser(Closable):
             yield self._counted(waiting.popleft()[0])
 
     def _counted(self, part: "Future[_StoredPart]") -> Array:
-        """Adds the part's error to the error of its tensor; returns the part's bytes."""
         stored, quality, begins = part.result()
         if not begins:
             error = self.quality.pop().error + quality.error
@@ -133,7 +132,7 @@ def _jobs(matrix: PanelLayout, source: TensorSource) -> Iterator[_Job]:
 
 
 def _read(matrix: PanelLayout, units: range, source: TensorSource) -> Array | Codes:
-    """Reads `units` as [outputs, inputs]: codes if the source has integers of the pack's kind, else numbers."""
+    """Reads `units` as [outputs, inputs]: the source's codes if possible, else numbers."""
     rows, cols = matrix.rows_of(units), range(matrix.cols)
     if matrix.transposed:
         rows, cols = cols, rows
@@ -146,7 +145,7 @@ def _read(matrix: PanelLayout, units: range, source: TensorSource) -> Array | Co
 
 
 def panels_of(codes: Codes, shape: PanelShape) -> Array:
-    """Returns the bytes of the unit that holds `codes` (kernels/panels.py): uint8 [shape.nbytes]."""
+    """Returns the unit's bytes (kernels/panels.py): uint8 [shape.nbytes]."""
     if codes.codes_OI.shape != (shape.outputs, shape.inputs) or codes.bits != shape.bits:
         raise ValueError(f"codes of {codes.codes_OI.shape} and {codes.bits} bits are not a unit of {shape}")
     scales = np.zeros((shape.panels * PANEL, shape.groups), np.dtype("<f2"))
@@ -186,7 +185,7 @@ class Quality(msgspec.Struct, frozen=True):
 
 
 def load_quality(pack: Path) -> Quality | None:
-    """Reads the quality of the pack in folder `pack`; None if the file is missing or damaged."""
+    """Reads the quality of the pack, unless missing or damaged."""
     try:
         with open(open_regular(pack / QUALITY_NAME), "rb") as file:
             return msgspec.json.decode(file.read(_MAX_BYTES), type=Quality)

@@ -1,4 +1,4 @@
-"""Packs in a child process, whose end frees its memory; both sides are here.
+"""Packs in a child process, whose end frees its memory. Both sides are here.
 
 The child reads a request from stdin, one line of JSON, and writes a line per event: {"event": "progress", "done",
 "total"}, then {"event": "done", "path", "nbytes", "reused"} or {"event": "error", "kind", "message"}. The child stops
@@ -49,8 +49,7 @@ _ERRORS: dict[str, Callable[[str], TpiedgeError]] = {
 
 @dataclass(frozen=True)
 class PackRequest:
-    """The arguments of `write_pack` for the child. An int as `source` is the seed of random numbers in the pack's
-    precision (bf16 if the pack is quantised)."""
+    """The arguments of `write_pack`. `source`: an int is the seed of random numbers."""
 
     spec: ModelSpec
     source: Mapping[str, StoredTensor] | int
@@ -84,8 +83,8 @@ class PackRequest:
 
 
 def run_pack_child(request: PackRequest, on_progress: ProgressCallback) -> PackReport:
-    """Writes a pack in a child process. `on_progress` runs in this thread; if it raises, the child is ended and leaves
-    no files. Raises as `write_pack` does."""
+    """Writes a pack in a child process. `on_progress` runs here; its errors end the child. Raises as `write_pack`
+    does."""
     # -P: a folder named numpy in the user's working directory must not be imported. PYTHONPATH: the child imports the
     # same tpiedge as this process, installed or not.
     command = [sys.executable, "-P", "-m", "tpiedge.pack.process"]
@@ -137,7 +136,7 @@ def _stop(child: subprocess.Popen[bytes]) -> None:
 
 
 def main() -> int:
-    """Runs the child and returns the exit status of errors.py."""
+    """Runs the child. Returns the exit status of errors.py."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _raise_cancelled)
     try:

@@ -28,20 +28,19 @@ EXACT_BITS: Mapping[str, int] = MappingProxyType({"Q4_0": 4, "Q8_0": 8})
 
 
 class BlockTensor(msgspec.Struct, frozen=True):
-    """Rows of blocks of a GGUF type `kind`, from `offset` of `file` on; a vector's numbers count as rows.
+    """Rows of blocks of a GGUF type `kind`. A vector's numbers count as rows.
 
-    A block of Q4_0 has 32 weights: an f16 scale d, then 16 bytes; byte j holds the code of weight j in its lower four
-    bits, the code of weight 16 + j in its upper four; a weight is d * (code - 8). Q8_0 has d and 32 signed bytes. Other
+    A block of Q4_0 has 32 weights: an f16 scale d, then 16 bytes. Byte j holds the code of weight j in its lower four
+    bits, the code of weight 16 + j in its upper four. A weight is d * (code - 8). Q8_0 has d and 32 signed bytes. Other
     blocks become f32.
-
-    `paired` counts the rows of a head if they are stored for a rotation of neighbours (else 0): stored row 2 i + a of
-    a head is row a * paired / 2 + i of the checkpoint.
     """
 
     kind: str = msgspec.field(name="blocks")
     shape: tuple[int, ...]
     file: Path
     offset: int
+    #: How many rows of a head are stored for a rotation of neighbours (else 0): stored row 2 i + a of a head is row
+    #: a * paired / 2 + i of the checkpoint.
     paired: int = 0
 
     @property
@@ -77,7 +76,7 @@ class BlockTensor(msgspec.Struct, frozen=True):
         return found[:, : len(cols)] if np.isfinite(found.scales_OG).all() else None
 
     def _blocks(self, files: OpenFiles, rows: range, cols: range) -> tuple[int, Array]:
-        """Returns (place of `cols.start` in its block, the rectangle's blocks with rows in the checkpoint's order)."""
+        """Returns (place of `cols.start` in its block, the rectangle's blocks)."""
         if not self.paired:
             return self._stored(files, rows, cols)
         first_row = rows.start // self.paired * self.paired
@@ -101,7 +100,7 @@ class BlockTensor(msgspec.Struct, frozen=True):
 
 
 def _decoded(kind: str, raw_RB: Array) -> Array:
-    """Decodes uint8 [rows, bytes of whole blocks] to weights [rows, cols], F32, F16 or bits of BF16."""
+    """Decodes uint8 [rows, bytes of blocks] to weights [rows, cols]."""
     if kind in NUMPY:
         plain: Array = raw_RB.view(NUMPY[kind])
         return plain
@@ -131,7 +130,7 @@ AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
 def unpack_words(words: Array, order: tuple[int, ...] = tuple(range(WORD))) -> Array:
-    """Unpacks uint32 [a, b] to codes, uint8 [a, 8 b]; nibble k becomes code `order[k]` of its word."""
+    """Unpacks uint32 [a, b] to uint8 [a, 8 b]. Nibble k becomes code `order[k]`."""
     codes = np.empty((*words.shape, WORD), np.uint8)
     for nibble, place in enumerate(order):
         codes[:, :, place] = (words >> np.uint32(4 * nibble)) & np.uint32(15)
@@ -142,21 +141,22 @@ _WORDS = np.dtype("<u4")
 
 
 class Int4Tensor(msgspec.Struct, frozen=True):
-    """A checkpoint's matrix of O outputs and I inputs, row-major, little-endian. `scheme` is "gptq" or "awq". Weight
-    (o, i) is scales[g, o] * (code - zero point), where g is i // group or `group_of[i]`.
-
-    `scales` [G, O], f16. `qzeros` [G, O / 8], int32: a word has eight zero points, to which `zero_offset` is added.
-    GPTQ: nibble k (bits 4 k to 4 k + 3) of word (r, o) of `qweight` [I / 8, O] holds the code of input 8 r + k. AWQ
-    ("gemm"): nibble k of word (i, c) of `qweight` [I, O / 8] holds the code of output 8 c + AWQ_ORDER[k]. `qzeros` have
-    the same order in AWQ, plain order in GPTQ.
+    """A checkpoint's matrix of O outputs and I inputs, row-major, little-endian. Weight (o, i) is scales[g, o] * (code
+    - zero point), where g is i // group or `group_of[i]`.
     """
 
+    #: "gptq" or "awq".
     scheme: str
     shape: tuple[int, ...]
     group: int
+    #: Added to every stored zero point.
     zero_offset: int
+    #: GPTQ: nibble k (bits 4 k to 4 k + 3) of word (r, o) of [I / 8, O] holds the code of input 8 r + k. AWQ ("gemm"):
+    #: nibble k of word (i, c) of [I, O / 8] holds the code of output 8 c + AWQ_ORDER[k].
     qweight: SourceTensor
+    #: int32 [G, O / 8]: a word has eight zero points, in AWQ in the order AWQ_ORDER.
     qzeros: SourceTensor
+    #: f16 [G, O].
     scales: SourceTensor
     group_of: SourceTensor | None = None
 
@@ -230,7 +230,7 @@ class Int4Tensor(msgspec.Struct, frozen=True):
 def _unpack_outputs(
     files: OpenFiles, part: SourceTensor, rows: range, outputs: range, order: tuple[int, ...]
 ) -> Array:
-    """Reads codes, [rows, outputs], of a part whose words have eight outputs."""
+    """Reads codes, [rows, outputs], from words of eight outputs."""
     words = range(outputs.start // WORD, -(-outputs.stop // WORD))
     first = outputs.start - words.start * WORD
     return unpack_words(part.rectangle(files, rows, words, _WORDS), order)[:, first : first + len(outputs)]

@@ -1,4 +1,4 @@
-"""Opens a pack on disk, finds the ranges that a share needs, and checks bytes."""
+"""Opens a pack on disk, finds a share's ranges, and checks bytes."""
 
 import contextlib
 import fcntl
@@ -20,7 +20,7 @@ from tpiedge.pack.specs import JSON, BlobKey, Precision
 
 
 class Pack:
-    """A pack that never changes. A blob's key is the layer's number, "embedding" or "head"."""
+    """A pack that never changes. Blobs have keys: the layer's number, "embedding", "head"."""
 
     def __init__(self, path: Path) -> None:
         """Reads only the manifest. Raises UserError."""
@@ -76,7 +76,7 @@ class Pack:
 
     @property
     def head_matrix(self) -> tuple[BlobKey, str]:
-        """Blob and name of the LM head's matrix, which is the embedding's if the head is tied."""
+        """Blob and name of the LM head's matrix."""
         return ("embedding", "embedding") if self.spec.tied else ("head", "head")
 
     @property
@@ -98,12 +98,12 @@ class Pack:
         return self._layouts[key]
 
     def hashes(self, key: BlobKey) -> HashTable:
-        """Reads a blob's table of hashes. Raises IntegrityError unless the table matches the blob's id."""
+        """Reads a blob's table of hashes. Raises IntegrityError."""
         path = self.blob_path(key).with_suffix(".hashes")
         return HashTable.load(path, self.layout(key), self.blob_id(key))
 
     def share_ranges(self, layer: int, share: NodeShare) -> list[HashedRange]:
-        """Returns the ranges of a layer that a node of `share` needs, in order."""
+        """Returns the ranges of a layer that a node of `share` needs."""
         layout = self.layout(layer)
         found = [*layout.vector_ranges()]
         for matrix in layout.matrices:
@@ -116,7 +116,7 @@ class Pack:
 
 
 def verify_pack(pack: Pack, *, fast: bool = False) -> None:
-    """Compares every range with its hash: crc32 if `fast`, else sha256. Raises IntegrityError or ReadFault."""
+    """Checks every range: crc32 if `fast`, else sha256. Raises IntegrityError or ReadFault."""
     for key in pack.unique_keys:
         for item, good in checked_ranges(pack, key, list(pack.layout(key).ranges()), fast):
             if not good:
@@ -126,7 +126,7 @@ def verify_pack(pack: Pack, *, fast: bool = False) -> None:
 def checked_ranges(
     pack: Pack, key: BlobKey, ranges: Sequence[HashedRange], fast: bool
 ) -> Iterator[tuple[HashedRange, bool]]:
-    """Yields each range and whether its bytes have the right hash. Raises ReadFault, UserError, IntegrityError."""
+    """Yields (range, whether its hash is right). Raises ReadFault, UserError, IntegrityError."""
     if not ranges:
         return
     hashes = pack.hashes(key)
@@ -137,8 +137,7 @@ def checked_ranges(
 
 
 class PackHold:
-    """Protects the pack at `path` from `remove_packs` until `close` or garbage collection, if the file system has
-    locks. Raises UserError if the pack is being deleted."""
+    """Protects the pack at `path` from `remove_packs` until `close`, if the file system has locks. Raises UserError."""
 
     def __init__(self, path: Path) -> None:
         fd = os.open(path / MANIFEST_NAME, os.O_RDONLY | os.O_CLOEXEC)
@@ -155,7 +154,7 @@ class PackHold:
 
 
 def remove_packs(paths: list[Path]) -> None:
-    """Deletes the packs. If a process uses one of them, deletes none and raises UserError."""
+    """Deletes all packs, or none if one is in use (UserError)."""
     with contextlib.ExitStack() as stack:
         for path in paths:
             fd = os.open(path / MANIFEST_NAME, os.O_RDONLY | os.O_CLOEXEC)

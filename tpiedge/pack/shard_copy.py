@@ -1,7 +1,7 @@
 """Uses a pack of the shard store, and writes the pack's missing ranges.
 
-A file beside each blob has a bit per range, set for verified ranges; changes need a lock. A bit is set durably after
-the bytes are durable, and cleared durably before the bytes change: after any power cut a set bit means verified bytes.
+A file beside each blob has a bit per range, set for verified ranges. Changes need a lock. A bit is set durably after
+the bytes are durable. It is cleared durably before they change. So a set bit means verified bytes after any power cut.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ ROOM_REMEDY = "free some (`tpiedge shards rm` removes packs), or give --cache a 
 
 
 class Presence:
-    """The bits of the `count` ranges of one blob. Without a file of the right size no range is present."""
+    """The bits of one blob's ranges. Without a usable file all are clear."""
 
     def __init__(self, path: Path, count: int) -> None:
         self.path = path
@@ -54,7 +54,7 @@ class Presence:
         sync_folder(self.path.parent)
 
     def mark(self, ranges: Iterable[HashedRange], *, present: bool) -> None:
-        """Sets the bits of `ranges` (their bytes must be durable) if `present`, else clears them. Raises OSError."""
+        """Sets or clears bits. The ranges' bytes must be durable. Raises OSError."""
         new = not self.path.exists()
         fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         with open(fd, "r+b", buffering=0) as file:
@@ -75,14 +75,12 @@ class Presence:
 
 
 def explain_store_errors(folder: Path, needed: int = 4096) -> AbstractContextManager[None]:
-    """Turns OSErrors of writing at most `needed` bytes into DiskFull, ResourceError or UserError."""
+    """Turns OSErrors of writing into DiskFull, ResourceError or UserError."""
     return explain_write_errors(folder, needed, f"the shard store {folder}", ROOM_REMEDY)
 
 
 class RangeWriter(Descriptor):
-    """Writes the bytes of `ranges` of one blob. `write` gets the bytes in order, cut anywhere; `damaged` collects
-    ranges with a wrong hash. `commit` and `close` may run in another thread than `write` and `pop_verified`, but only
-    one call at a time."""
+    """Writes `ranges` of one blob, in order. `damaged`: ranges with a wrong hash. One call at a time, in any thread."""
 
     def __init__(
         self, path: Path, ranges: Sequence[HashedRange], hashes: HashTable, presence: Presence
@@ -104,7 +102,7 @@ class RangeWriter(Descriptor):
         return not self._left
 
     def write(self, data: memoryview) -> None:
-        """Writes the next bytes. Raises DiskFull, UserError; ValueError for too many bytes."""
+        """Writes the next bytes. Raises DiskFull, UserError; ValueError for too many."""
         while len(data):
             if not self._left:
                 raise ValueError("more bytes than the ranges have")
@@ -130,7 +128,7 @@ class RangeWriter(Descriptor):
         return taken
 
     def commit(self, verified: Sequence[HashedRange]) -> None:
-        """Makes ranges from `pop_verified` durable, then marks them as present. Raises DiskFull, UserError."""
+        """Makes ranges from `pop_verified` durable, then marks them. Raises DiskFull, UserError."""
         if not verified:
             return
         with explain_store_errors(self._folder, self._needed):
@@ -148,7 +146,7 @@ def ranges_nbytes(parts: LayerRanges) -> int:
 
 
 class ShardCopy(Closable):
-    """A partly filled pack of the store, not evicted before `close`. Missing ranges are zeros and fail verification."""
+    """A partly filled pack of the store, not evicted before `close`. Missing ranges are zeros."""
 
     def __init__(self, pack: Pack, identity: str, in_use: FileLock) -> None:
         self.pack = pack
@@ -157,7 +155,7 @@ class ShardCopy(Closable):
         self._in_use = in_use
 
     def missing_tables(self, share: NodeShare) -> list[int]:
-        """Returns layers that `share` needs and that lack their table of hashes."""
+        """Returns layers of `share` that lack their table of hashes."""
         wanted = (layer for layer in self.pack.unique_layers if self.pack.share_ranges(layer, share))
         return [layer for layer in wanted if not self._has_table(layer)]
 
@@ -165,7 +163,7 @@ class ShardCopy(Closable):
         return self.pack.layout(layer).range_count * RECORD_BYTES
 
     def adopt_table(self, layer: int, data: bytes) -> None:
-        """Stores a received table of hashes. Raises ProtocolError unless it matches the blob's id."""
+        """Stores a received table of hashes. Raises ProtocolError for a false one."""
         blob = self.pack.blob_id(layer)
         if len(data) != self.table_bytes(layer) or blob_id(self.pack.layout(layer), data) != blob:
             raise ProtocolError(
@@ -184,7 +182,7 @@ class ShardCopy(Closable):
         return {layer: ranges for layer, ranges in found.items() if ranges}
 
     def writer(self, layer: int, ranges: Sequence[HashedRange]) -> RangeWriter:
-        """Opens a writer for the bytes of `ranges`. Raises DiskFull, UserError, IntegrityError."""
+        """Opens a writer for these ranges. Raises DiskFull, UserError, IntegrityError."""
         path = self.pack.blob_path(layer)
         with explain_store_errors(path.parent, self.pack.layout(layer).nbytes):
             if path.is_symlink() or path.stat().st_nlink > 1:  # another program's file
@@ -200,7 +198,7 @@ class ShardCopy(Closable):
                 self.presence(layer).mark(ranges, present=False)
 
     def verify(self, share: NodeShare, *, fast: bool = False) -> LayerRanges:
-        """Returns present ranges of `share` that have a wrong hash (crc32 if `fast`, else sha256) or cannot be read."""
+        """Returns damaged ranges of `share`. `fast`: checks crc32, else sha256."""
         found = {}
         for layer in self.pack.unique_layers:
             held = self.presence(layer).present(self.pack.share_ranges(layer, share))
@@ -212,13 +210,13 @@ class ShardCopy(Closable):
         return {layer: ranges for layer, ranges in found.items() if ranges}
 
     def shared_with(self, other: Pack) -> Mapping[int, Path]:
-        """Returns layer -> blob file in the pack `other`, for blobs that both packs have."""
+        """Returns each shared layer's blob file in `other`."""
         theirs = {other.blob_id(layer): other.blob_path(layer) for layer in other.unique_layers}
         ours = {layer: self.pack.blob_id(layer) for layer in self.pack.unique_layers}
         return {layer: theirs[blob] for layer, blob in ours.items() if blob in theirs}
 
     def import_from(self, other: Pack) -> int:
-        """Links incomplete blobs to files of the complete pack `other`, without reading; returns how many."""
+        """Links incomplete blobs to files of a complete pack. Returns how many."""
         held, count = self.held(), 0
         for layer, path in self.shared_with(other).items():
             if len(held[layer]) < self.pack.layout(layer).range_count:

@@ -9,14 +9,14 @@ Share: TypeAlias = range
 
 @dataclass(frozen=True)
 class NodeShare:
-    """The query heads and the FFN tiles of every layer that one node computes; both may be empty."""
+    """The query heads and FFN tiles that one node computes in every layer."""
 
     attention: Share
     ffn: Share
 
 
 def kv_share(attention: Share, group_size: int) -> Share:
-    """Returns the KV heads that cover the query heads `attention`; `group_size` query heads use one KV head (GQA)."""
+    """Returns the KV heads for `attention`. `group_size`: query heads per KV head."""
     if not attention:
         return Share(0)
     return Share(attention.start // group_size, -(-attention.stop // group_size))

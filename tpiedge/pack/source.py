@@ -1,4 +1,4 @@
-"""Sources of the numbers of a pack, read in rectangles that fit the writer's memory."""
+"""Sources of a pack's numbers, read in rectangles that fit the memory."""
 
 import contextlib
 import hashlib
@@ -21,12 +21,12 @@ from tpiedge.pack.specs import JSON
 
 
 class SourceFile(OpenFile):
-    """A file whose parts one thread reads once. If the page cache lacks a long part, O_DIRECT reads this part: with
-    less CPU time, past the cache."""
+    """A file whose parts one thread reads once. Long parts come with O_DIRECT, unless cached."""
 
     def strided(
         self, offset: int, stride: int, shape: tuple[int, int], dtype: "np.dtype[np.generic]"
     ) -> Array:
+        # O_DIRECT takes less CPU time.
         nbytes = math.prod(shape) * dtype.itemsize
         # A smaller read would waste too much on the pages at its ends, which it shares with its neighbours.
         scattered = shape[1] * dtype.itemsize != stride or nbytes < 1 << 20
@@ -37,7 +37,6 @@ class SourceFile(OpenFile):
         return aligned.view(dtype).reshape(shape)
 
     def _is_cached(self, offset: int) -> bool:
-        """Whether the page cache has the byte at `offset`; True if unknown."""
         try:
             return os.preadv(self._fd, [bytearray(1)], offset, os.RWF_NOWAIT) == 1
         except BlockingIOError:
@@ -46,7 +45,6 @@ class SourceFile(OpenFile):
             return True
 
     def _past_the_cache(self, offset: int, nbytes: int) -> Array:
-        """Reads with O_DIRECT, then missing bytes through the page cache."""
         start, end = offset // ALIGN * ALIGN, whole_pages(offset + nbytes)
         block = np.empty(end - start + ALIGN, np.uint8)
         view = block[-block.ctypes.data % ALIGN :][: end - start]
@@ -65,7 +63,7 @@ class SourceFile(OpenFile):
 
 
 class OpenFiles(dict[Path, SourceFile]):
-    """Files by path, opened at first use. Raises UserError if a file cannot be opened."""
+    """Files by path, opened at first use. Raises UserError."""
 
     def __missing__(self, path: Path) -> SourceFile:
         self[path] = SourceFile(path)
@@ -78,8 +76,7 @@ class OpenFiles(dict[Path, SourceFile]):
 
 @runtime_checkable
 class StoredTensor(Protocol):
-    """A tensor in `files`, plain or quantised by another program. `shape` is [outputs, inputs] or [length]; `read`
-    returns `dtype`."""
+    """A tensor in `files`. `shape`: [outputs, inputs] or [length]. `read` returns `dtype`."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -95,12 +92,12 @@ class StoredTensor(Protocol):
         ...
 
     def codes(self, files: OpenFiles, rows: range, cols: range, bits: int) -> Codes | None:
-        """Reads integers of `bits` bits, grouped from the first column on; None unless exact and with finite scales."""
+        """Reads exact integers of `bits` bits with finite scales, if the tensor has them."""
         ...
 
 
 class SourceTensor(msgspec.Struct, frozen=True, array_like=True):
-    """A tensor in row-major order, little-endian. `dtype` is any dtype of safetensors, even one not packable."""
+    """A tensor in row-major order, little-endian. `dtype`: any of safetensors."""
 
     file: Path
     dtype: str
@@ -131,14 +128,14 @@ class SourceTensor(msgspec.Struct, frozen=True, array_like=True):
 
 
 def tensor_to_json(tensor: StoredTensor, path_text: Callable[[Path], str]) -> JSON:
-    """Returns the form that `tensor_from_json` reads, with paths written by `path_text`."""
+    """Returns the form that `tensor_from_json` reads."""
     found: JSON = msgspec.to_builtins(tensor, enc_hook=path_text)
     return found
 
 
 class TensorSource:
-    """Named tensors for one thread, which may overwrite what it reads. `read` returns float32 for F32, float16 for F16,
-    uint16 (bits) for BF16. Unknown names raise UserError, failed reads ReadFault."""
+    """Named tensors for one thread. `read` returns float32 for F32, float16 for F16, uint16 (bits) for BF16. Raises
+    UserError for unknown names, ReadFault."""
 
     def __init__(self, tensors: Mapping[str, StoredTensor]) -> None:
         self._tensors = tensors
@@ -146,7 +143,7 @@ class TensorSource:
 
     @property
     def fingerprint(self) -> str:
-        """Hashes the tensors' names and offsets, and each file's size and modification time."""
+        """Hashes the tensors' names and offsets, and the files' sizes and times."""
         plain = {name: one for name, one in self._tensors.items() if isinstance(one, SourceTensor)}
         digest = hashlib.sha256()
         for name, t in sorted(plain.items()):
@@ -168,7 +165,7 @@ class TensorSource:
         return cast(SourceDtype, self._tensor(name).dtype)
 
     def read(self, name: str, rows: range | None = None, cols: range | None = None) -> Array:
-        """Reads the rectangle [rows, cols], by default the whole tensor. A vector is one row."""
+        """Reads the rectangle [rows, cols], by default all. A vector is one row."""
         tensor = self._tensor(name)
         height, width = (1, *tensor.shape)[-2:]
         rows = range(height) if rows is None else rows

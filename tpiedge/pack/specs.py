@@ -42,13 +42,14 @@ class Precision(Enum):
 
 
 class MatrixSpec(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A stored matrix, cut into units of `rows_per_unit` rows (the last unit may be short). `source` names the
-    checkpoint's tensor, of shape [rows, cols], or [cols, rows] if `transposed`."""
+    """A stored matrix, cut into units."""
 
     name: _Name
+    #: The checkpoint's tensor, of shape [rows, cols], or [cols, rows] if `transposed`.
     source: _Source
     rows: _Rows
     cols: Annotated[int, Meta(ge=1, le=1 << 22)]
+    #: The last unit may have fewer.
     rows_per_unit: Annotated[int, Meta(ge=1, le=1 << 20)]
     transposed: bool = False
 
@@ -65,7 +66,7 @@ class VectorSpec(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
 
 @dataclass(frozen=True)
 class BlobSpec:
-    """The matrices and vectors of one file: a layer, the embedding or the head."""
+    """The matrices and vectors of one file: a layer, embedding or head."""
 
     matrices: tuple[MatrixSpec, ...] = ()
     vectors: tuple[VectorSpec, ...] = ()
@@ -79,14 +80,14 @@ class BlobSpec:
 
     @property
     def source_shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shapes, by name, of the checkpoint's tensors from which the blob is made."""
+        """The shapes of the checkpoint's tensors, by name."""
         matrices = {matrix.source: matrix.source_shape for matrix in self.matrices}
         return matrices | {vector.source: (vector.length,) for vector in self.vectors}
 
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A whole model; the head has the vector "final_norm" and, unless it is tied, the matrix "head"."""
+    """A whole model. The head has the vector "final_norm" and, unless tied, the matrix "head"."""
 
     embedding: BlobSpec
     layers: tuple[BlobSpec, ...]

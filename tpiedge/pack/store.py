@@ -39,7 +39,7 @@ _IN_USE = "in-use"
 
 @dataclass(frozen=True)
 class PackUsage:
-    """A pack in the store; `full_bytes` are the bytes of all its layers, `used_at` is in epoch seconds."""
+    """A pack in the store. `full_bytes`: of all layers. `used_at`: epoch seconds."""
 
     id: str
     layers: int
@@ -52,7 +52,7 @@ class PackUsage:
 
 @dataclass(frozen=True)
 class StoreUsage:
-    """`held_bytes`: a blob of several packs adds its bytes only once, a link to a file outside the store adds none."""
+    """`held_bytes` counts shared blobs once, and no links to other programs' files."""
 
     packs: tuple[PackUsage, ...]
     held_bytes: int
@@ -60,7 +60,7 @@ class StoreUsage:
 
 
 def allocated_bytes(path: Path) -> int:
-    """Returns the bytes of the file's blocks on disk; 0 for a link to another program's file."""
+    """Returns the file's bytes on disk; 0 for a link to another program's file."""
     try:
         state = path.lstat()
     except OSError:
@@ -69,7 +69,7 @@ def allocated_bytes(path: Path) -> int:
 
 
 def write_limit(folder: Path, limit: int | None) -> None:
-    """Writes the store's limit into `folder` for later runs; None removes it."""
+    """Writes the store's limit into `folder`; None removes it."""
     with explain_store_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         with replacing(folder / "limit") as new:
@@ -77,8 +77,7 @@ def write_limit(folder: Path, limit: int | None) -> None:
 
 
 class ShardStore:
-    """The store in `folder`, of at most `limit_bytes` (default: the limit written in `folder`, if any). Methods raise
-    DiskFull or UserError if `folder` is unusable."""
+    """The store in `folder`. `limit_bytes`: by default the limit written there. Methods raise DiskFull or UserError."""
 
     def __init__(self, folder: Path, limit_bytes: int | None = None) -> None:
         self.folder = folder.absolute()
@@ -93,14 +92,14 @@ class ShardStore:
         return tuple(sorted(e.name for e in self._packs.iterdir() if _ID.fullmatch(e.name)))
 
     def has(self, identity: str) -> bool:
-        """Whether the store has the pack `identity` with an undamaged manifest."""
+        """Whether the store has the pack, with an undamaged manifest."""
         try:
             return pack_id(manifest_bytes(self._folder_of(identity))) == identity
         except UserError:
             return False
 
     def adopt_manifest(self, manifest: bytes, identity: str) -> None:
-        """Adds the manifest's pack; blobs that the store has are reused. Raises ProtocolError for a forged manifest."""
+        """Adds the manifest's pack. Reuses blobs. Raises ProtocolError for a forged manifest."""
         if len(manifest) > MAX_MANIFEST_BYTES or pack_id(manifest) != identity:
             raise ProtocolError(f"the manifest is not the one of the pack {identity[:12]}")
         with self._locked():
@@ -117,7 +116,7 @@ class ShardStore:
                     )
 
     def open(self, identity: str) -> ShardCopy:
-        """Opens an adopted pack, and keeps it from eviction until `close`. Replaces lost blobs by empty ones."""
+        """Opens an adopted pack, and keeps it from eviction until `close`."""
         with self._locked():
             folder = self._folder_of(identity)
             if not self.has(identity):
@@ -135,7 +134,7 @@ class ShardStore:
                 raise
 
     def make_room(self, needed: int) -> None:
-        """Evicts unused packs, least recently used first, until `needed` bytes fit. Raises DiskFull."""
+        """Evicts the longest unused packs until `needed` bytes fit. Raises DiskFull."""
         with self._locked():
             for victim in sorted(self._usages(), key=lambda pack: pack.used_at):
                 with contextlib.suppress(DiskFull):
@@ -145,15 +144,14 @@ class ShardStore:
             self._check_room(needed)
 
     def check_spare_room(self, needed: int, reserve: int) -> None:
-        """Raises DiskFull unless `needed` and `reserve` fit together without eviction. In a store without limit, 10 %
-        of the disk stay free."""
+        """Raises DiskFull unless both fit without eviction. Without limit, 10 % of the disk stay free."""
         with self._locked():
             if self.limit_bytes is None:
                 reserve += shutil.disk_usage(self.folder).total // 10
             self._check_room(needed, reserve)
 
     def remove(self, prefix: str) -> str:
-        """Removes the pack whose id begins with `prefix`, and blobs that no other pack has; returns the id."""
+        """Removes the pack whose id begins with `prefix`. Returns the id."""
         with self._locked():
             found = [identity for identity in self.pack_ids if identity.startswith(prefix)]
             if len(found) != 1 or not prefix:
@@ -207,7 +205,6 @@ class ShardStore:
         return sum(allocated_bytes(entry) for entry in self._blobs.iterdir())
 
     def _check_room(self, needed: int, reserve: int = 0) -> None:
-        """Raises DiskFull unless `needed` bytes, 5 % more (blocks, tables) and `reserve` fit."""
         wanted, used, limit = needed + needed // 20 + reserve, self._held_bytes(), self.limit_bytes
         if limit is not None and used + wanted > limit:
             raise DiskFull(
@@ -229,7 +226,7 @@ class ShardStore:
         return True
 
     def _discard(self, identity: str) -> bool:
-        """Removes the pack but not its blobs. Returns False if a process uses the pack. Needs the store's lock."""
+        """Returns False if the pack is in use. Needs the store's lock."""
         folder = self._folder_of(identity)
         with FileLock(folder / _IN_USE) as lock:
             if not lock.try_alone():
@@ -241,7 +238,7 @@ class ShardStore:
 
 
 def _open(folder: Path) -> Pack:
-    """Opens the pack. Replaces missing blobs by sparse files without present ranges."""
+    """Opens the pack. Missing blobs become empty sparse files."""
     pack = Pack(folder)
     for key in pack.unique_keys:
         path, layout = pack.blob_path(key), pack.layout(key)

@@ -1,4 +1,4 @@
-"""Writes a model as a pack, in a fixed amount of memory; the pack is visible once complete.
+"""Writes a model as a pack, in a fixed amount of memory. The pack is visible once complete.
 
 A second thread hashes, and writes with O_DIRECT (measured: 3 to 8 times as fast as through the page cache).
 """
@@ -40,11 +40,10 @@ from tpiedge.units import counted
 
 @dataclass(frozen=True)
 class PackReport:
-    """The pack at `path`; `reused` if it was there before. `nbytes`: the size of blobs and hashes; equal blobs are all
-    counted, though only one is stored."""
-
     path: Path
+    #: Of blobs and hashes; equal blobs are all counted, though only one is stored.
     nbytes: int
+    #: Whether the pack was there before.
     reused: bool
 
 
@@ -57,8 +56,8 @@ def write_pack(
     progress: ProgressCallback = lambda _done, _total: None,
     lock_timeout_s: float = 3600.0,
 ) -> PackReport:
-    """Writes `spec` with the numbers of `source` into `out` unless the pack is there. Needs less than 256 MB of memory.
-    Layer i has the numbers of layer i % `distinct_layers`. An error (UserError, ResourceError) leaves no files."""
+    """Writes `spec` with the numbers of `source` into `out`. Layer i equals layer i % `distinct_layers`. Errors
+    (UserError, ResourceError) leave no files."""
     out = out.absolute()
     storage = storage_of(precision, spec)
     distinct = _check_distinct(spec, storage, distinct_layers)
@@ -159,8 +158,8 @@ _BUFFER_BYTES = 8 << 20
 
 
 class BlobSink(Descriptor):
-    """Writes the bytes of one blob in order. The `lengths` of the blob's ranges must be multiples of 4096. Any method
-    may raise the OSError of an earlier write."""
+    """Writes the bytes of one blob in order. `lengths`: of ranges, multiples of 4096. Methods may raise earlier
+    OSErrors."""
 
     def __init__(self, path: Path, lengths: Iterable[int]) -> None:
         self._lengths = iter(lengths)
@@ -174,7 +173,7 @@ class BlobSink(Descriptor):
         self._pending: Future[None] | None = None
 
     def write(self, data: memoryview) -> None:
-        """Writes whole ranges; `data` must not change until `finish`. Raises ValueError for partial ranges."""
+        """Writes whole ranges. `data` must not change until `finish`. Raises ValueError."""
         done = 0
         while done < len(data):
             length = next(self._lengths, 0)
@@ -266,7 +265,7 @@ def _matrix_parts(matrix: RowLayout, source: TensorSource) -> Iterator[Array]:
 
 
 def transpose(strip: Array) -> Array:
-    """Transposes into a C-contiguous array, in blocks that fit the cache: three times as fast as numpy does."""
+    """Transposes into a C-contiguous array, faster than numpy."""
     rows, cols = strip.shape
     turned = np.empty((cols, rows), strip.dtype)
     for col in range(0, cols, 64):
@@ -276,7 +275,6 @@ def transpose(strip: Array) -> Array:
 
 
 def _padded(values: Array, units: range, matrix: RowLayout) -> Array:
-    """Appends zeros to each row up to the row stride, and to each unit up to whole pages."""
     nbytes = matrix.span(units.start, units.stop)[1]
     shape = nbytes // matrix.row_stride, matrix.row_stride // matrix.itemsize
     if values.shape == shape:

@@ -1,6 +1,6 @@
 """The trace of a whole cluster: the nodes' parts, joined into one file in Chrome's trace event format.
 
-In the file, a node is a process and a lane is a thread; simultaneous events of a lane have a thread each. Times are
+In the file, a node is a process and a lane is a thread. Simultaneous events of a lane have a thread each. Times are
 microseconds since the first event.
 """
 
@@ -34,7 +34,7 @@ class Joined:
 
 
 class Collection:
-    """A folder beside `path` for the parts, deleted at the end of the context. Raises UserError, DiskFull."""
+    """A folder beside `path` for the parts, deleted at the end. Raises UserError, DiskFull."""
 
     def __init__(self, path: Path) -> None:
         self._path = writable(path)
@@ -48,7 +48,7 @@ class Collection:
         return self._folder / f"node-{rank}"
 
     def join(self, nodes: int) -> Joined:
-        """Writes or replaces the trace of the first `nodes` ranks, if any has a part. Raises UserError, DiskFull."""
+        """Writes the trace of the first `nodes` ranks, if any has a part. Raises UserError, DiskFull."""
         paths = [self.part(rank) for rank in range(nodes)]
         missing = tuple(rank for rank, path in enumerate(paths) if not path.exists())
         paths = [path for path in paths if path.exists()]
@@ -77,7 +77,7 @@ class Collection:
 
 
 def writable(path: Path) -> Path:
-    """Returns the file that `path` leads to, which may be missing. Raises UserError if that file cannot be replaced."""
+    """Returns the file that `path` leads to. Raises UserError if it cannot be replaced."""
     found = Path(os.path.realpath(path))
     try:
         there = found.exists()
@@ -124,7 +124,7 @@ def _records(part: TracePart, origin_s: float) -> Iterator[_Record]:
 
 
 def _compute_or_wait(events: tuple[TraceEvent, ...]) -> Iterator[TraceEvent]:
-    """Cuts waits out of computations, because the head's computation includes waits for its tiles."""
+    # The head's computation includes waits for its tiles.
     waits = union(event.span for event in events if event.lane == "wait")
     for event in events:
         if event.lane != "compute":
@@ -149,7 +149,7 @@ def _record(pid: int, thread: int, event: TraceEvent, origin_s: float) -> _Recor
 
 
 def rows(intervals: Iterable[Interval]) -> Iterator[int]:
-    """Yields for each interval (sorted by start) the first row that is free when the interval starts."""
+    """Yields each interval's row: the first free one. Intervals are sorted by start."""
     busy_until: list[float] = []
     for start, end in intervals:
         row = next((row for row, until in enumerate(busy_until) if until <= start), len(busy_until))

@@ -1,5 +1,4 @@
-"""Records events of a node in memory of a fixed size, and writes them to a file when the node ends. Computes with
-intervals.
+"""Records events of a node in memory of a fixed size. Writes them to a file at the end. Computes with intervals.
 
 Threads take places from one counter, without a lock. Events beyond the last place are counted.
 """
@@ -28,7 +27,7 @@ _RECORD = struct.Struct("=ddqiIHB")
 
 @dataclass(frozen=True, slots=True)
 class TraceEvent:
-    """`layer` and `step` are -1 if not known."""
+    """`layer` and `step`: -1 if unknown."""
 
     lane: str
     name: str
@@ -45,7 +44,7 @@ class TraceEvent:
 
 @dataclass(frozen=True)
 class TracePart:
-    """The recording of one node. `dropped`: number of lost events. Times are on this computer's monotonic clock."""
+    """The recording of one node. `dropped`: lost events. Times: this computer's monotonic clock."""
 
     rank: int
     events: tuple[TraceEvent, ...]
@@ -63,7 +62,7 @@ class EventSink(Protocol):
 
 
 class Tracer:
-    """Has room for `limit` events. Any thread may `add` and look up a `name`; only one thread may make names."""
+    """Has room for `limit` events. Only one thread may make names."""
 
     def __init__(self, limit: int = 1 << 18) -> None:
         self._limit = limit
@@ -77,14 +76,14 @@ class Tracer:
     def add(
         self, lane: int, name: int, start: float, end: float, layer: int = -1, step: int = 0, nbytes: int = 0
     ) -> None:
-        """Records an event, in seconds of time.perf_counter. `step` counts from 1 (0: none)."""
+        """Records an event, in seconds of time.perf_counter. `step`: 0 for none."""
         place = next(self._places)
         if place < self._limit:
             offset = place * _RECORD.size
             _RECORD.pack_into(self._records, offset, start, end, nbytes, layer, step, name, lane)
 
     def write(self, path: Path, rank: int) -> None:
-        """Writes the file that `read_part` reads, whole or not at all. Call it once. Raises OSError."""
+        """Writes the file that `read_part` reads. Call it once. Raises OSError."""
         taken = next(self._places)
         kept = min(taken, self._limit)
         header = {"rank": rank, "names": list(self._names), "events": kept, "dropped": taken - kept}
@@ -96,7 +95,7 @@ class Tracer:
 
 
 def read_part(path: Path) -> TracePart:
-    """Reads a Tracer's file; events are sorted by their starts. Raises OSError."""
+    """Reads a Tracer's file. Events are sorted by start. Raises OSError."""
     line, _, records = path.read_bytes().partition(b"\n")
     header = json.loads(line)
     events = [
@@ -108,7 +107,7 @@ def read_part(path: Path) -> TracePart:
 
 
 def union(intervals: Iterable[Interval], gap: float = 0.0) -> list[Interval]:
-    """Returns disjoint, sorted intervals that cover the same time; closes gaps of at most `gap`."""
+    """Returns disjoint, sorted intervals. Closes gaps of at most `gap`."""
     found: list[Interval] = []
     for start, end in sorted(intervals):
         if found and start - found[-1][1] <= gap:
