@@ -1,7 +1,7 @@
-"""Encodes matrices as f32, rounded to bf16, as int8 with a scale for each group of a row, or as integers.
+"""Encodes matrices as f32, bf16, int8 with a scale for each group of a row, or integers.
 
-A rank computes with the rounded values that it sends: parts are rounded, then the sum. So the sum's bits do not depend
-on the route. numpy and the native side give the same bits.
+A rank computes with the rounded values that it sends. So the route does not change the sum's bits. numpy and native
+code give the same bits.
 """
 
 from math import prod
@@ -25,14 +25,14 @@ _LARGEST = np.float32(127)
 
 
 def header_of(wire: SummandPrecision, shape: Shape, itemsize: int = 4) -> TensorHeader:
-    """Returns a tensor's header; `itemsize` tells wide integers (8) from narrow ones."""
+    """Returns a tensor's header. `itemsize`: 8 for wide integers."""
     if wire == "int8":
         return TensorHeader("u8", (shape[0], wire_bytes("int8", 1, shape[1])))
     return TensorHeader("i64" if wire == "i32" and itemsize == 8 else wire, shape)
 
 
 def encode_array(wire: SummandPrecision, array: Summable) -> Buffer:
-    """Returns the bytes of a contiguous matrix (integers if `wire` is "i32", else f32), perhaps without a copy."""
+    """Returns a contiguous matrix's bytes, perhaps without a copy."""
     if wire in EXACT:
         return array.data.cast("B") if array.size else b""
     library = packing_library()
@@ -46,8 +46,7 @@ def encode_array(wire: SummandPrecision, array: Summable) -> Buffer:
 
 
 def decode_array(wire: SummandPrecision, data: Buffer, shape: Shape) -> Summable:
-    """Returns the matrix, perhaps read-only in the memory of `data`. Values that are not finite stay non-finite.
-    Integers are int64 if `data` is longer than int32 needs. Raises ValueError for a wrong length."""
+    """Returns the matrix, perhaps read-only in `data`. Raises ValueError."""
     if wire == "f32":
         return np.frombuffer(data, np.float32).reshape(shape)
     if wire == "i32":
@@ -69,13 +68,12 @@ def decode_array(wire: SummandPrecision, data: Buffer, shape: Shape) -> Summable
 
 
 def rounded(wire: SummandPrecision, array: Summable) -> Summable:
-    """Returns the array as another rank gets it, perhaps the array itself."""
+    """Returns the array as another rank gets it, perhaps without a copy."""
     return array if wire in EXACT else decode_array(wire, encode_array(wire, array), array.shape)
 
 
 def read_array(envelope: Envelope, rank: int, shape: Shape, wire: SummandPrecision | None) -> Summable | None:
-    """Returns a message's decoded tensor, perhaps read-only, or None without a tensor. Raises Misconduct unless the
-    tensor's header says `shape` and `wire` (None: f32 or bf16)."""
+    """Returns a decoded tensor, perhaps read-only. Raises Misconduct. `wire` None: f32 or bf16."""
     if envelope.tensor is None:
         return None
     header = envelope.message.tensor  # type: ignore[attr-defined]
@@ -88,7 +86,7 @@ def read_array(envelope: Envelope, rank: int, shape: Shape, wire: SummandPrecisi
 
 
 def _int8_from_f32(array: Summable) -> bytes:
-    """Scales each group to a largest magnitude of 127. A row's bytes are its elements, then its groups' scales."""
+    """Encodes the elements of a row, then the scales of its groups."""
     rows, columns = array.shape
     groups = -(-columns // INT8_GROUP)
     padded = np.zeros((rows, groups * INT8_GROUP), np.float32)

@@ -1,7 +1,7 @@
-"""Defines collectives as the forward pass sees them: [tokens, hidden] tensors, tagged with their place in a step.
+"""Collectives as the forward pass sees them.
 
-Every rank calls the same collectives in the same order with the same tags. Parts are summed in the order of ranks;
-integer sums are exact.
+Every rank calls the same collectives in the same order with the same tags. Parts are summed in the order of ranks.
+Integer sums are exact.
 """
 
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class Tag(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """All-reduces of at most `small_bytes` (as f32) go by `small`, larger ones by `bulk`; parts travel as `wire`."""
+    """`small_bytes`: the limit, as f32, for the collective `small`. Larger all-reduces use `bulk`."""
 
     small: CollectiveName = "star"
     bulk: CollectiveName = "star"
@@ -35,7 +35,7 @@ class Route:
 
 
 class Doing(NamedTuple):
-    """The reason for a wait; formatted only when read."""
+    """The reason for a wait."""
 
     operation: str
     place: Tag | str
@@ -45,20 +45,20 @@ class Doing(NamedTuple):
 
 
 class Liveness(Protocol):
-    """Knows whether waiting for a peer still makes sense. Callers ask several times a second."""
+    """Knows whether waiting for a peer still makes sense."""
 
     def check(self, rank: int, waiting_for: str) -> None:
-        """Raises PeerLost unless `rank` lives and gets on with its work."""
+        """Raises PeerLost unless `rank` lives and makes progress."""
         ...
 
     def check_idle(self, rank: int, waiting_for: str) -> None:
-        """Raises PeerLost unless `rank` lives. Unlike `check`, accepts that the rank makes no progress."""
+        """Raises PeerLost unless `rank` lives. Progress is not required."""
         ...
 
 
 class Communicator:
-    """The connection of one rank to the others; this class serves a lone node. Calls block, and raise PeerLost and
-    ProtocolError; after an error a new epoch needs a new communicator."""
+    """The connection of one rank to the others. This class serves a lone node. After an error (PeerLost, ProtocolError)
+    a new epoch needs a new communicator. Calls block."""
 
     rank = 0
     size = 1
@@ -70,50 +70,46 @@ class Communicator:
         self._begun: dict[Tag, torch.Tensor] = {}
 
     def announce(self, _plan: StepPlan | SavePages) -> None:
-        """Begins a step on rank 0: sends the plan to the other ranks. Clears `cancelled`. Step numbers grow."""
+        """Sends the plan from rank 0. Clears `cancelled`. Step numbers grow."""
         self.cancelled = False
         self._begun.clear()
 
     def next_plan(self) -> StepPlan | SavePages:
-        """Waits, perhaps for long, for the next plan. Drops messages of earlier steps. Clears `cancelled`."""
+        """Waits without limit for the next plan. Clears `cancelled`."""
         raise InternalError("rank 0 makes the plans")
 
     def poll(self) -> None:
-        """Receives on rank 0 what peers send while no step runs, and notices broken connections."""
+        """Receives on rank 0 between steps. Notices broken connections."""
 
     def request_cancel(self, step: int) -> None:
-        """Sends the cancel flag with the next all-reduce of `step`. Any thread of rank 0 may call it."""
+        """Sends the cancel flag with the next all-reduce of `step`. Thread-safe."""
         self._cancelled_step = step
 
     def all_reduce(self, partial: torch.Tensor, tag: Tag, *, contributes: bool = True) -> torch.Tensor:
-        """Returns the sum over ranks of `partial` (contiguous, [tokens, hidden]), perhaps in `partial`. All ranks give
-        f32, or all give integers (`summation.py`). With `contributes=False`, `partial` only gives the shape and the
-        kind of numbers."""
+        """Returns the sum over ranks, perhaps in `partial` (contiguous, [tokens, hidden]). All ranks give f32, or all
+        give integers. With `contributes=False`, only the shape and kind of `partial` count."""
         self.cancelled = self._cancelled_step == tag.step
         return partial if contributes else torch.zeros_like(partial)
 
     def begin_all_reduce(self, partial: torch.Tensor, tag: Tag, *, contributes: bool = True) -> None:
-        """Starts an all-reduce that travels while the caller computes. `partial` must not change before
-        `finish_all_reduce`. Several all-reduces may be under way, begun in the same order on every rank."""
+        """Starts an all-reduce. `partial` must not change before `finish_all_reduce`."""
         self._begun[tag] = partial if contributes else torch.zeros_like(partial)
 
     def finish_all_reduce(self, tag: Tag) -> torch.Tensor:
-        """Returns the sum begun with `tag`, in memory of its own. Sets `cancelled`."""
+        """Returns the sum, in memory of its own. Sets `cancelled`."""
         self.cancelled = self._cancelled_step == tag.step
         return self._begun.pop(tag)
 
     def broadcast(self, hidden: torch.Tensor, _tag: Tag) -> torch.Tensor:
-        """Returns rank 0's `hidden` (f32 [tokens, hidden]). On other ranks `hidden` only gives the shape."""
+        """Returns rank 0's `hidden` (f32 [tokens, hidden]). Others give the shape."""
         return hidden
 
     def send_up(self, _part: torch.Tensor, rank: int, _tag: Tag) -> torch.Tensor | None:
-        """Sends the part (f32, 2-D) of `rank` (never 0) to rank 0. Returns the part on rank 0, None on others. Rank 0's
-        own part only gives the shape. A rank may send as much in advance as PeerChannel holds."""
+        """Sends a part (f32, 2-D) from `rank` to rank 0, where it is returned. Rank 0 gives the shape."""
         raise InternalError(f"there is no rank {rank}")
 
     def send_down(self, _part: torch.Tensor, rank: int, _tag: Tag) -> torch.Tensor | None:
-        """Sends rank 0's part to `rank` (never 0). Returns the part on that rank, None on others. The tag's block has
-        no effect."""
+        """Sends a part from rank 0 to `rank`, where it is returned."""
         raise InternalError(f"there is no rank {rank}")
 
 

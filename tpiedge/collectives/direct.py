@@ -1,8 +1,8 @@
-"""The collectives, which add in the order of ranks and give the same bits.
+"""The collectives. All add in the order of ranks and give the same bits.
 
-Star: every rank sends its part to rank 0, which sums and answers (TPI-LLM, section 3.2): two latencies, 2 (N - 1)
-messages over rank 0's links. Mesh: every rank sends its part to all: one latency, N (N - 1) messages. Two-shot, for
-large matrices: every rank sums a slice and sends the sum to all: two latencies, about twice the matrix over each link.
+Star (TPI-LLM, section 3.2): all send to rank 0, which sums and answers. It takes two latencies and 2 (N - 1) messages
+over rank 0's links. Mesh: each sends to all. It takes one latency and N (N - 1) messages. Two-shot: each sums a slice
+and sends it to all. It takes two latencies, and sends about twice the matrix over each link.
 """
 
 from collections.abc import Sequence
@@ -22,22 +22,18 @@ from tpiedge.wire.fields import INT8_GROUP, SummandPrecision
 
 @dataclass(slots=True, eq=False)
 class AllReduce:
-    """One all-reduce under way. All ranks call the same methods in the same order; every method raises PeerLost,
-    ProtocolError.
-
-    `own`: this rank's part, not rounded (None: it has no part), which must not change meanwhile. `cancel`: on rank 0,
-    whether to send the cancel flag; elsewhere, whether rank 0 sent it. `sent`: how many peers, in order, have this
-    rank's first message (a star's root first sends the sum). `total`: the sum as far as it is known.
-    """
+    """One all-reduce under way. All ranks call the same methods in the same order. Methods raise PeerLost and
+    ProtocolError."""
 
     channel: PeerChannel
     tag: Tag
     shape: Shape
+    #: This rank's part, not rounded. It must not change meanwhile.
     own: Summable | None
     wire: SummandPrecision
-    cancel: bool = False
-    sent: int = 0
-    total: Summable | None = None
+    cancel: bool = False  # whether rank 0 sends the cancel flag
+    sent: int = 0  # how many peers, in order, have this rank's first message
+    total: Summable | None = None  # the sum so far
     advanced: bool = False
 
     @property
@@ -49,7 +45,7 @@ class AllReduce:
         raise NotImplementedError
 
     def advance(self) -> None:
-        """Waits for other ranks' messages of `start`, then sends this rank's next messages. Later calls do nothing."""
+        """Waits for the messages of `start`, then sends the next ones. Idempotent."""
         if not self.advanced:
             self._advance()
             self.advanced = True
@@ -58,15 +54,13 @@ class AllReduce:
         pass
 
     def finish(self) -> Summable:
-        """Returns the sum, in memory of its own. Then `cancel` is the same on every rank."""
+        """Returns the sum, in memory of its own. Then `cancel` is final."""
         raise NotImplementedError
 
     def _room(self) -> Summable:
         return np.empty(self.shape, np.int32 if self.wire == "i32" else np.float32)
 
     def _send(self, part: Summable | None, to: Sequence[int], hop: int | None = None) -> Buffer:
-        """Sends this rank's `part`, or no tensor if `part` is None. With `hop`, the part is a slice. Returns the
-        encoded bytes."""
         header = None if part is None else header_of(self.wire, part.shape, part.itemsize)
         encoded = None if part is None else encode_array(self.wire, part)
         rank, place = self.channel.rank, (self.channel.epoch, *self.tag, CANCEL if self.cancel else 0)
@@ -77,8 +71,7 @@ class AllReduce:
     def _sum(
         self, kind: type[Partial | Slice], own: Summable | None, out: Summable, blames: bool | None
     ) -> Summable:
-        """Sums all parts into `out`, or into an int64 copy if `out` is too narrow. `blames`: whether an error may name
-        the rank that sent a wrong value; None: the sum is not checked. Sets `cancel`."""
+        """Sums all parts into `out` or a copy. `blames` None: no check."""
         channel, what = self.channel, self.what
         parts = {channel.rank: own}
         for rank, part, message in channel.collect(kind, self.tag, channel.peers, what, out.shape, self.wire):
@@ -137,8 +130,7 @@ class Mesh(AllReduce):
 
 
 def cut(array: Summable, count: int) -> list[Summable]:
-    """Returns views of `count` nearly equal runs of units, some perhaps empty. Where whole int8 groups fill a row, a
-    unit is a group; otherwise it is a row. So cuts change no rounding."""
+    """Returns `count` nearly equal views, some perhaps empty. int8 groups stay whole."""
     rows, columns = array.shape
     unit = columns if columns % INT8_GROUP else INT8_GROUP
     units = rows * columns // unit
@@ -147,7 +139,7 @@ def cut(array: Summable, count: int) -> list[Summable]:
 
 
 def check_slices(slices: Sequence[Summable], what: object) -> None:
-    """Raises ProtocolError if a slice is not finite. Only the rank that summed the slice could tell who is to blame."""
+    """Raises ProtocolError if a slice is not finite."""
     with np.errstate(over="ignore", invalid="ignore"):
         for owner, part in enumerate(slices):
             if not is_finite(part):
@@ -199,7 +191,7 @@ class TwoShot(AllReduce):
         return self.total
 
     def _put(self, slices: list[Summable], rank: int, values: Summable) -> list[Summable]:
-        """Puts a slice's sum into `total`. Returns the slices of `total`, perhaps int64 now."""
+        """Puts a slice's sum into `total`. Returns the new slices of `total`."""
         assert self.total is not None  # since `advance`
         total = widened(self.total, values)
         if total is not self.total:

@@ -1,6 +1,4 @@
-"""All-reduces of the steady state, each in one native call (transport/native_reducer.py). Headers are made once per
-shape.
-"""
+"""Does all-reduces of the steady state, each in one native call."""
 
 import ctypes
 import functools
@@ -28,18 +26,18 @@ _Byte = ctypes.c_char
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    """A native call, and two counts per kind of block (even: attention, odd: FFN; a rank may lack one kind).
-    `left_off`: calls in a row that stopped early. `pause`: all-reduces to do step by step before the next call."""
+    """A native call. The two counts are of even blocks (attention) and odd ones (FFN)."""
 
     reduce: Reduce
     #: The sum, once a star's root has begun to send it.
     scratch: bytearray
-    left_off: list[int] = field(default_factory=lambda: [0, 0])
+    left_off: list[int] = field(default_factory=lambda: [0, 0])  # calls in a row that stopped early
+    #: All-reduces to do step by step before the next call.
     pause: list[int] = field(default_factory=lambda: [0, 0])
 
 
 class FastPath:
-    """Tries one rank's all-reduces in native calls; the collective goes on where a call stopped."""
+    """Tries one rank's all-reduces in native calls. The collective continues a call that stopped."""
 
     def __init__(self, channel: PeerChannel) -> None:
         self._rank = channel.rank
@@ -48,8 +46,8 @@ class FastPath:
     def reduce(
         self, name: CollectiveName, wire: SummandPrecision, own: Summable, tag: Tag
     ) -> tuple[int, Summable | None]:
-        """Tries to sum into `own`. Returns (0, `own`) if done, else (how many peers have this rank's first message,
-        None). A star's root that has sent the sum to some peers returns the unrounded sum instead of None."""
+        """Sums into `own`. Returns (0, `own`) if done, else (peers with the first message, None). A star's root that
+        sent returns its unrounded sum instead of None."""
         if own.itemsize != _ITEM_BYTES:
             return 0, None
         prepared = self._prepared(name, wire, own.shape)

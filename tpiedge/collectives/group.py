@@ -1,4 +1,4 @@
-"""The communicator of several ranks. A plan names its all-reduces' collective; other messages use rank 0's links."""
+"""The communicator of several ranks."""
 
 from collections import Counter
 from collections.abc import Mapping, Set
@@ -22,7 +22,7 @@ COLLECTIVES: Final[Mapping[str, type[AllReduce]]] = {"star": Star, "mesh": Mesh,
 
 
 class Group(Communicator):
-    """The caller closes `endpoint`. `linked`: whether all ranks are linked, so that plans may name any collective."""
+    """The caller closes `endpoint`. `linked`: all ranks are linked."""
 
     def __init__(
         self,

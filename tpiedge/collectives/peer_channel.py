@@ -1,7 +1,7 @@
-"""Sorts one rank's messages of the tensor plane into awaited ones, early ones (held up to a limit) and late ones
-(dropped).
+"""Sorts one rank's messages of the tensor plane into awaited, early and late ones.
 
-A message raises Misconduct if its sender speaks for another rank or may not send it. Waits ask Liveness every 50 ms.
+Early messages are held up to a limit; late ones are dropped. A message raises Misconduct if its sender speaks for
+another rank or may not send it. Waits ask Liveness every 50 ms.
 """
 
 from collections.abc import Container, Iterable, Iterator, Sequence, Set
@@ -43,7 +43,7 @@ def node_name(rank: int) -> str:
 
 
 class PeerChannel:
-    """The messages of one rank of `size` in one epoch. The caller closes `endpoint`."""
+    """One rank's messages in one epoch. The caller closes `endpoint`."""
 
     def __init__(self, endpoint: Endpoint, liveness: Liveness, *, epoch: int, rank: int, size: int) -> None:
         self.rank: Final = rank
@@ -66,7 +66,7 @@ class PeerChannel:
     def send(
         self, message: Message, tensor: Buffer | None, ranks: Sequence[int], what: Doing, sent: int = 0
     ) -> None:
-        """Sends to `ranks` in this order, except the first `sent` of them. Raises PeerLost, ProtocolError."""
+        """Sends to `ranks` in order, without the first `sent`. Raises PeerLost, ProtocolError."""
         waiting = ranks[sent:]
         if not waiting:
             return
@@ -99,8 +99,8 @@ class PeerChannel:
         wire: SummandPrecision | None = None,
         hop: int = 0,
     ) -> Iterator[tuple[int, Summable | None, Message]]:
-        """Yields (rank, tensor from `read_array`, message) for each rank's message of `kind`, as it arrives. A list
-        `shape` has a shape for each rank. Raises PeerLost, ProtocolError (Misconduct if one rank is to blame)."""
+        """Yields (rank, tensor, message) as messages arrive. `shape`: one, or one per rank. Raises PeerLost,
+        ProtocolError."""
         missing: dict[_Key, int] = {(kind, *tag, hop, rank): rank for rank in ranks}
         while missing:
             here = next((key for key in self._held if key in missing), None)
@@ -114,7 +114,7 @@ class PeerChannel:
                     self._liveness.check(rank, str(what))
 
     def next_plan(self) -> StepPlan | SavePages:
-        """Waits for the next plan, however long rank 0 is idle."""
+        """Waits for the next plan without limit."""
         what = f"the plan of the step after {self._step}"
         while True:
             plans = [key for key in self._held if key[0] in (StepPlan, SavePages) and key[1] > self._step]
@@ -128,7 +128,7 @@ class PeerChannel:
                     self._liveness.check_idle(peer, what)
 
     def take_in(self, what: str) -> None:
-        """Receives the messages that have come, so that they do not pile up. Does not wait."""
+        """Receives waiting messages. Does not wait."""
         for _ in range(_BURST):
             if self._receive(what, timeout_s=0.0) is None:
                 return
@@ -136,8 +136,7 @@ class PeerChannel:
     def _receive(
         self, what: object, awaited: Container[_Key] = (), timeout_s: float = _SLICE_S
     ) -> bool | None:
-        """Receives one message. Returns True if it is held, False if it is late, None if no message came or an unneeded
-        link broke."""
+        """Receives one message. Returns whether it is held; None without a message."""
         try:
             envelope = self.endpoint.recv(timeout_s)
         except LinkReset as error:
@@ -161,7 +160,7 @@ class PeerChannel:
         return True
 
     def _key(self, envelope: Envelope) -> _Key | None:
-        """Returns the message's key, or None for a late message, which is counted."""
+        """Returns the message's key; None if late. Counts late messages."""
         rank = self._rank(envelope.sender)
         message = envelope.message
         if isinstance(message, Probe | Echo):

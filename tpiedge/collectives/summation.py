@@ -1,8 +1,8 @@
-"""Sums the collectives' tensors, as numpy arrays, in the order of ranks.
+"""Sums the collectives' tensors in the order of ranks.
 
-Quantised models sum integers exactly. A part is narrow (int32) or wide (int64); the sum is wide if any part is.
-Magnitudes are at most (2^31 - 1) // size in narrow parts, LARGEST in wide ones, so no sum overflows. A number beyond
-LARGEST is not finite: the sum is NOT_A_NUMBER there.
+Quantised models sum integers exactly. A part is narrow (int32) or wide (int64); the sum is wide if any part is. Narrow
+parts are at most (2^31 - 1) // size, wide ones LARGEST, so no sum overflows. A larger number counts as not finite: its
+sum is NOT_A_NUMBER.
 """
 
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ _TAKES: Final = "a collective takes contiguous f32 matrices, an all-reduce those
 
 
 def array_of(tensor: torch.Tensor, kinds: frozenset[str] = frozenset("f")) -> NDArray[Any]:
-    """Returns the tensor's own memory. Raises InternalError unless it is a contiguous matrix of `kinds`."""
+    """Returns the tensor's own memory. Raises InternalError unless contiguous and 2-D."""
     try:
         array: NDArray[Any] = tensor.numpy()
     except (TypeError, RuntimeError) as error:
@@ -40,12 +40,12 @@ def array_of(tensor: torch.Tensor, kinds: frozenset[str] = frozenset("f")) -> ND
 
 
 def widened(total: Summable, values: Summable) -> Summable:
-    """Returns `total`, or an int64 copy of it if only `values` are int64."""
+    """Returns `total`, or an int64 copy if `values` are wider."""
     return total if values.itemsize <= total.itemsize else total.astype(values.dtype)
 
 
 def is_finite(array: Summable, *, part: bool = False) -> bool:
-    """Whether all values are finite. `part`: integers are one rank's part, not a sum."""
+    """Whether all values are finite. `part`: not a sum."""
     if array.dtype.kind == "f":
         # A sum is cheaper than testing every element; if it overflows the elements decide.
         return isfinite(np.add.reduce(array, None)) or bool(np.isfinite(array).all())
@@ -60,8 +60,8 @@ Parts = Mapping[int, Summable | None]
 
 
 def ordered_sum(parts: Parts, out: Summable) -> Summable:
-    """Returns ((p0 + p1) + p2) + ..., or zeros without parts. The sum grows in `out` (f32 or int32), or in an int64
-    copy once a part is wide. Call it within `np.errstate(over="ignore", invalid="ignore")`."""
+    """Returns ((p0 + p1) + p2) + ..., in `out` or a copy. Call it within `np.errstate(over="ignore",
+    invalid="ignore")`."""
     total: Summable | None = None
     given = [part for _, part in sorted(parts.items()) if part is not None]
     for part in given:
@@ -78,8 +78,7 @@ def ordered_sum(parts: Parts, out: Summable) -> Summable:
 
 
 def check_sum(total: Summable, parts: Parts, what: object, adds: int | None = None) -> None:
-    """Raises for a non-finite sum: Misconduct of the first rank whose part is non-finite. But raises ProtocolError if
-    no part is (an overflow), if all are, or if `adds` is given (the adding rank, which may not blame others)."""
+    """Raises Misconduct or ProtocolError for a sum that is not finite. `adds`: the adding rank, if it may not blame."""
     if is_finite(total):
         return
     given = {rank: part for rank, part in sorted(parts.items()) if part is not None}

@@ -1,6 +1,6 @@
-"""The worker's side of joining: a connection to the right master, or the reason why it fails.
+"""Connects a worker to the right master, or explains why it fails.
 
-Functions raise UserError if another try would change nothing (wrong key, bad token, other protocol), else PeerError.
+Functions raise UserError if another try would change nothing, else PeerError.
 """
 
 import time
@@ -40,8 +40,8 @@ def open_link(
     shown: str = "",
     secret: str = "",
 ) -> ZmqSpoke:
-    """Tries each address of the host for `timeout_s`; returns a link to the first address at which the master is. Close
-    the link. Errors show `shown` as the address. A token's `secret` gives a newcomer a place among unknown peers."""
+    """Returns a link to the master at the first address that works. The caller closes the link. `timeout_s`: per
+    address. `shown`: the address in errors. `secret`: gives a newcomer a place."""
     ticket = ticket_of(secret, name) if secret else ""
     failures: list[UserError | PeerError] = []
     for numeric in resolve_all(address):
@@ -61,7 +61,7 @@ def open_link(
 
 
 def who_is_at(address: Address, master_key: str) -> Found:
-    """Returns who is at the host's addresses; tries each address for 3 s. "somebody": a hub refused the connection."""
+    """Returns who is at the addresses. Tries each for 3 s."""
     keys = CurveKeys.generate()  # this worker's own may still be held by a silent connection
     try:
         addresses = resolve_all(address)
@@ -84,7 +84,7 @@ def who_is_at(address: Address, master_key: str) -> Found:
 
 
 def enrol(link: ZmqSpoke, host: str, secret: str = "", timeout_s: float = 15.0) -> Enrolled:
-    """Joins with a token's `secret` or, without one, as a member. Masters with slow SD cards may need seconds."""
+    """Joins with a token's `secret` or as a member."""
     deadline = time.monotonic() + timeout_s
     link.send(introduction(host, secret), timeout_s=min(timeout_s, 3.0))
     gone = "the master went away while this worker joined: try again"
@@ -98,7 +98,7 @@ def enrol(link: ZmqSpoke, host: str, secret: str = "", timeout_s: float = 15.0) 
 
 
 def hear(link: ZmqSpoke, deadline: float, gone: str, silent: str) -> Message:
-    """Returns the next message. Raises PeerError, with text `gone` if the link breaks or `silent` at the deadline."""
+    """Returns the next message. PeerError says `gone` (broken link) or `silent` (deadline)."""
     while (remaining_s := deadline - time.monotonic()) > 0:
         up = link.monitor.poll() is LinkState.UP
         envelope = link.recv(min(_SLICE_S, remaining_s) if up else 0.0)

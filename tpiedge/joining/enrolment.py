@@ -1,8 +1,9 @@
-"""Decides, without sockets or files, how the master answers a worker that wants to join.
+"""Decides how the master answers a worker that wants to join. No sockets, no files.
 
-Without pairing, a key becomes a member only by an Enrol with the secret of a valid token; a member needs no secret.
-Workers are refused, even members, and spend no token, if their key is revoked or their protocol, number format or torch
-differs from the master's."""
+Without pairing, only an Enrol with a valid token's secret makes a key a member. Members need no secret. Workers are
+refused, and spend no token, if their key is revoked. The same holds if their protocol, number format or torch is not
+the master's.
+"""
 
 import logging
 import secrets
@@ -31,8 +32,7 @@ _log = logging.getLogger(__name__)
 
 
 def introduction(host: str, secret: str = "") -> Enrol:
-    """Describes this machine without importing torch. `torch`: torch's release without the build ("2.9.1", not
-    "2.9.1+cpu"), or "" without torch. Machines that agree on `torch` and `numbers` compute the same."""
+    """Describes this machine without importing torch. Machines with equal `torch` and `numbers` compute the same."""
     try:
         torch = metadata.version("torch").partition("+")[0]
     except metadata.PackageNotFoundError:
@@ -43,7 +43,7 @@ def introduction(host: str, secret: str = "") -> Enrol:
 
 @dataclass(frozen=True, slots=True)
 class Enrolment:
-    """The master's rules. `own`: the master's Enrol. `quick_check(secret)` checks a token without locks or writes."""
+    """The master's rules. `own`: the master's Enrol. `quick_check`: checks a token without locks or writes."""
 
     cluster: str
     own: Enrol
@@ -51,8 +51,7 @@ class Enrolment:
     quick_check: Callable[[str], Redemption]
 
     def check(self, peer: str, key: str, message: Message) -> Enrolled | Refused | Enrol:
-        """Returns the answer to `peer`, whose connection proves `key`. Returns `message` itself if its token must be
-        redeemed first: redeem the token, then call `answer` with the outcome."""
+        """Returns the answer to `peer`. A returned Enrol has a token: redeem it, then call `answer`."""
         table = self.members()
         if table.is_revoked(key):
             words = f"the master has revoked the key of this worker ({fingerprint(key)}): {NEW_KEY}"

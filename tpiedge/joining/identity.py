@@ -1,4 +1,4 @@
-"""A machine's identity: a CURVE key pair in a private file, and names made from the public key."""
+"""A machine's identity: a CURVE key pair, and names made from the public key."""
 
 import hashlib
 from pathlib import Path
@@ -9,8 +9,7 @@ from tpiedge.transport.keys import CurveKeys, is_key, public_of
 
 
 def load_or_create_keys(folder: Path) -> CurveKeys:
-    """Returns the key pair of the machine with state `folder`; makes a pair on first use. Raises UserError if the file
-    is damaged or others can read it: with a new key, this would be another machine."""
+    """Returns the machine's key pair; makes it on first use. Raises UserError."""
     path = folder / "key.json"
     found = read_private(path)
     if found is None:
@@ -29,12 +28,12 @@ def load_or_create_keys(folder: Path) -> CurveKeys:
 
 
 def fingerprint(public_key: str) -> str:
-    """Returns 16 hex digits that stand for a key."""
+    """Returns a key's 16 hex digits."""
     return hashlib.sha256(public_key.encode("ascii")).hexdigest()[:16]
 
 
 def cluster_name(master_key: str) -> str:
-    """Returns 8 hex digits that stand for a master."""
+    """Returns a master's 8 hex digits."""
     return fingerprint(master_key)[:8]
 
 

@@ -1,7 +1,6 @@
-"""Announces masters in the local network and finds them; the only module that uses zeroconf (`pip install
-'tpiedge[mdns]'`).
+"""Announces and finds masters in the local network. Only this module uses zeroconf (`pip install 'tpiedge[mdns]'`).
 
-Answers are untrusted: they are addresses to try. A worker that joins checks by a code or a known key who answers there.
+Answers are untrusted addresses to try. Joining checks by a code or a known key who answers there.
 """
 
 import contextlib
@@ -31,12 +30,12 @@ _MOST: Final = 32
 
 @dataclass(frozen=True)
 class AnnouncedMaster:
-    """An announced master, not verified. `protocol`: -1 if it is not announced; `cluster`: an `identity.cluster_name`, or ""."""
+    """An announced master, not verified."""
 
     name: str
     address: Address
-    protocol: int
-    cluster: str = ""
+    protocol: int  # -1 if missing
+    cluster: str = ""  # an `identity.cluster_name`, or ""
 
     def words(self, protocol: int) -> str:
         other = "" if self.protocol == protocol else ", which is of another version of tpiedge"
@@ -44,7 +43,7 @@ class AnnouncedMaster:
 
 
 def labels(host: str, cluster: str) -> tuple[str, str]:
-    """Returns (a master's name as a DNS label without dots, a second label in case the first is taken)."""
+    """Returns a master's DNS label, and another if it is taken."""
     name = sanitised_name(host.partition(".")[0])[:48].strip() or "unnamed"
     return name, f"{name}-{cluster[:4]}"
 
@@ -56,7 +55,7 @@ def read_record(
     said: Mapping[bytes, bytes | None],
     networks: Iterable[ipaddress.IPv4Network],
 ) -> AnnouncedMaster | None:
-    """Reads SERVICE's record `name`; None if no port is valid or no address is in this machine's `networks`."""
+    """Reads a record. Returns None without a valid port and a near address."""
     own, near = tuple(networks), []
     for text in addresses:
         with contextlib.suppress(ValueError):  # it is not an IPv4 address
@@ -77,8 +76,8 @@ def read_record(
 
 @contextlib.contextmanager
 def announced(host: str, address: Address, protocol: int, cluster: str) -> Iterator[str]:
-    """Announces a master at `address` (numeric, IPv4) during a `with` statement. Yields the announced name: `host`, or
-    `host` and the beginning of `cluster` if `host` is taken. Raises UserError, also if both names are taken."""
+    """Announces a master at `address` (numeric, IPv4) during a `with` statement. Yields the announced name. Raises
+    UserError."""
     names, said = labels(host, cluster), {"protocol": str(protocol), "cluster": cluster}
     with _opened([address.host]) as mdns:
         try:
@@ -108,7 +107,7 @@ def _has(mdns: zeroconf.Zeroconf, name: str, address: Address, said: dict[str, s
 
 
 def masters_nearby(limit_s: float) -> tuple[AnnouncedMaster, ...]:
-    """Returns masters announced in this machine's networks, by name. Takes about `limit_s`. Raises UserError."""
+    """Returns masters announced in this machine's networks. Takes about `limit_s`. Raises UserError."""
     names: dict[str, None] = {}
     changed: queue.SimpleQueue[str] = queue.SimpleQueue()  # filled by zeroconf's thread
     with _opened(zeroconf.InterfaceChoice.All) as mdns:

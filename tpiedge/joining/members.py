@@ -1,4 +1,4 @@
-"""Keeps the members of the cluster and the revoked keys.
+"""Keeps the cluster's members and the revoked keys.
 
 An admission takes effect when it is on disk, a revocation immediately. One write admits a member and uses its token.
 """
@@ -39,11 +39,11 @@ class _KeyHolder:
 
 @dataclass(frozen=True, slots=True)
 class KnownWorker(_KeyHolder):
-    """An admitted worker. `joined`: seconds since 1970; `how`: token or code; `token`: the spent token's id, or ""."""
+    """An admitted worker."""
 
-    joined: float
-    how: str
-    token: str = ""
+    joined: float  # seconds since 1970
+    how: str  # token or code
+    token: str = ""  # the spent token's id, or ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Revoked(_KeyHolder):
 
 @dataclass(frozen=True, slots=True)
 class MemberTable:
-    """An immutable table; each change returns a new table."""
+    """An immutable table. Each change returns a new one."""
 
     members: tuple[KnownWorker, ...] = ()
     revoked: tuple[Revoked, ...] = ()
@@ -71,7 +71,7 @@ class MemberTable:
         return Counter(one.token for one in known if one.token)
 
     def admit(self, member: KnownWorker) -> "MemberTable":
-        """Returns the table with `member`; a known worker keeps its spent token. Raises UserError for a revoked key."""
+        """Returns the table with `member`. Raises UserError for a revoked key."""
         if self.is_revoked(member.key):
             raise UserError(f"the key of {member.name} was revoked: {NEW_KEY}")
         known = self.member(member.key)
@@ -83,9 +83,8 @@ class MemberTable:
         return MemberTable((*others, member), self.revoked)
 
     def called(self, name: str, hosts: Mapping[str, str]) -> str:
-        """Returns `name` if it is a peer name, else the peer name of the worker on the computer `name`, if it is
-        the only worker there and is connected. `hosts`: computers of connected workers by peer name. Raises UserError,
-        UnknownWorker."""
+        """Returns the peer name of the worker called `name`. `hosts`: connected workers' computers by peer name. Raises
+        UserError, UnknownWorker."""
         if name in {one.name for one in self.members} | {one.name for one in self.revoked}:
             return name
         found = [one.name for one in self.members if hosts.get(one.name, one.host) == name]
@@ -101,7 +100,7 @@ class MemberTable:
         return found[0]
 
     def revoke(self, name: str, when: float) -> "tuple[MemberTable, Revoked]":
-        """Returns (table without the worker `name`, the worker's new or earlier `Revoked`). Raises UnknownWorker."""
+        """Returns the table without the worker, and its Revoked. Raises UnknownWorker."""
         for again in self.revoked:
             if again.name == name:
                 return self, again
@@ -119,8 +118,11 @@ class MemberTable:
 
 
 class MemberJournal:
-    """The table in `folder`/members.json, for any thread. `admit`, `join` and `revoke` first read what other processes
-    changed, block for the disk, and raise UserError or DiskFull if the file fails."""
+    """The table in `folder`/members.json. Thread-safe.
+
+    `admit`, `join` and `revoke` first read other processes' changes. They block for the disk and raise UserError or
+    DiskFull.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -135,8 +137,8 @@ class MemberJournal:
     def join(
         self, member: KnownWorker, check: Callable[[Mapping[str, int]], tuple[Redemption, str]]
     ) -> Redemption:
-        """Returns the outcome of `check(spent uses by token)`; if "ok", admits `member`. Raises UserError (revoked
-        key)."""
+        """Returns the outcome of `check`, which gets spent uses by token. If "ok", admits `member`. Raises
+        UserError."""
         with locked(self._path):
             table = self._read()
             outcome, token = check(table.spent)
@@ -145,7 +147,7 @@ class MemberJournal:
         return outcome
 
     def revoke(self, name: str, when: float, at_once: Callable[[Revoked], None] | None = None) -> Revoked:
-        """Revokes like `MemberTable.revoke`. Calls `at_once` when the worker is out, before the file is written."""
+        """Revokes a worker. Calls `at_once` before the file is written."""
         with self._lock:
             self.table, gone = self.table.revoke(name, when)
         if at_once is not None:
@@ -162,7 +164,7 @@ class MemberJournal:
         return gone
 
     def _read(self) -> MemberTable:
-        """Reads the table on disk, without the workers that this process revoked."""
+        """Reads the table, without workers that this process revoked."""
         return read_members(self._folder).without(self.table.revoked)
 
     def _write(self, table: MemberTable) -> None:

@@ -1,9 +1,9 @@
-"""Joining without a token: the worker shows a short code, which the user types into the master.
+"""Lets a worker join without a token: the user types the worker's short code into the master.
 
 The worker draws the code, a secret of 40 bits, and never sends it. Both sides derive a key by a slow hash, salted with
-both public keys and a fresh nonce of each side. The worker proves that it knows the code (Reveal); the master proves
-the same once the user has typed the code (PairingResult). A proof holds for one pair of keys, so an attacker who swaps
-a key can make no proof: with 16 MiB of memory per guess a search takes years, and a pairing lives for ten minutes.
+both public keys and both nonces. The worker proves that it knows the code (Reveal), then the master does
+(PairingResult). A proof holds for one pair of keys, so an attacker who swaps a key has no proof. With 16 MiB of memory
+per guess a search takes years. A pairing lives for ten minutes.
 """
 
 import base64
@@ -31,7 +31,7 @@ _MOST_WRONG = 10
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """A worker that waits for approval. `name`: its peer name; `host`: its computer."""
+    """A worker that waits for approval. `name`: its peer name."""
 
     name: str
     host: str
@@ -44,7 +44,7 @@ class Pending:
 
 
 class PairingMaster:
-    """The master's side. Times are seconds on the caller's clock. The worker's connection must prove `key`."""
+    """The master's side. Times: seconds on the caller's clock. The worker's connection must prove `key`."""
 
     def __init__(self, master_key: str) -> None:
         self._master_key = master_key
@@ -59,7 +59,7 @@ class PairingMaster:
     def request(
         self, name: str, key: str, address: str, request: PairingRequest, now: float
     ) -> Challenge | PairingResult:
-        """Answers a worker's request. A PairingResult is a refusal: then end the connection."""
+        """Answers a worker's request. A PairingResult refuses: end the connection."""
         self._expire(now)
         refusal = self._reason_against(name, address, request)
         if refusal:
@@ -70,7 +70,7 @@ class PairingMaster:
         return Challenge(self._master_key, nonce)
 
     def reveal(self, name: str, reveal: Reveal, now: float) -> PairingResult | None:
-        """Returns None if the worker now waits for the user, else a PairingResult that refuses."""
+        """Returns a refusal, or None: the worker waits for the user."""
         self._expire(now)
         worker = self._workers.get(name)
         if worker is None or worker.proof or len(reveal.proof) != hashlib.sha256().digest_size:
@@ -83,7 +83,7 @@ class PairingMaster:
         self._workers.pop(name, None)
 
     def approve(self, code: str, now: float) -> tuple[Pending, PairingResult]:
-        """Returns (worker that shows `code`, answer for that worker). Takes up to half a second. Raises UserError."""
+        """Returns the worker that shows `code`, and the answer to it. Takes up to 0.5 s. Raises UserError."""
         self._expire(now)
         if len(self._wrong) == _MOST_WRONG and now < self._wrong[0] + 60.0:
             raise UserError("too many wrong codes: wait a minute")
@@ -118,7 +118,7 @@ class PairingMaster:
 
 
 class PairingWorker:
-    """The worker's side: send `request`, `prove` the code, show `code`, `verify` the result."""
+    """The worker's side. Send `request`, `prove` the code, show `code`, then `verify` the result."""
 
     def __init__(self, public_key: str, host: str) -> None:
         self._key = public_key
@@ -130,12 +130,12 @@ class PairingWorker:
 
     @property
     def code(self) -> str:
-        """The code, XXXX-XXXX, for the screen only."""
+        """The code, XXXX-XXXX, only for the screen."""
         return f"{self._secret[:4]}-{self._secret[4:]}"
 
     def prove(self, challenge: Challenge) -> Reveal:
-        """Answers a challenge. Raises ProtocolError for a bad challenge, and for a second one, because each allows a
-        guess at the code."""
+        """Answers a challenge. Raises ProtocolError for a bad or a second challenge."""
+        # Each challenge allows a guess at the code.
         if self._slow or not is_key(challenge.master_key) or len(challenge.nonce) != _NONCE_BYTES:
             raise ProtocolError(f"the master breaks the pairing protocol: {BY_TOKEN}")
         transcript = _transcript(challenge.master_key, self._key, challenge.nonce, self._nonce)
@@ -144,7 +144,7 @@ class PairingWorker:
         return Reveal(_proof(self._slow, "worker"))
 
     def verify(self, result: PairingResult) -> str:
-        """Returns the master's key if `result` proves the code. Raises UserError for a refusal or a wrong proof."""
+        """Returns the master's key. Raises UserError without a proof."""
         if not result.proof:
             raise UserError(f"the master refuses to pair: {sanitised_line(result.message)}")
         if not self._slow or not hmac.compare_digest(result.proof, _proof(self._slow, "master")):
@@ -156,7 +156,7 @@ class PairingWorker:
 
 
 def normal_code(text: str) -> str:
-    """Returns the code's eight characters as drawn. Raises UserError if `text` cannot be a code."""
+    """Returns the code's eight characters. Raises UserError for another text."""
     letters = "".join(one for one in text.upper() if one not in "- ").translate(str.maketrans("018", "OIB"))
     if len(letters) != 8 or any(one not in "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567" for one in letters):
         raise UserError("not a code: it looks like ABCD-EF23, on the worker's screen")
@@ -164,13 +164,12 @@ def normal_code(text: str) -> str:
 
 
 def _transcript(master_key: str, worker_key: str, master_nonce: bytes, worker_nonce: bytes) -> bytes:
-    """Hashes the parts, each of a fixed length, so no two conversations share a hash."""
     parts = (b"tpiedge pairing 1\0", master_key.encode(), worker_key.encode(), master_nonce, worker_nonce)
     return hashlib.sha256(b"".join(parts)).digest()
 
 
 def _slow_key(secret: str, transcript: bytes) -> bytes:
-    """Derives a key; takes 16 MiB and some 50 ms."""
+    """Derives a key. Takes 16 MiB and 50 ms."""
     return hashlib.scrypt(secret.encode(), salt=transcript, n=1 << 14, r=8, p=1, maxmem=64 << 20, dklen=32)
 
 

@@ -1,6 +1,6 @@
-"""Pairing over the network: the master's hub beside its control port, and the worker's side.
+"""Pairs over the network: the master's hub beside its control port, and the worker's side.
 
-The hub's key pair is the same in every installation and proves nothing: trust rests on the code (`pairing.py`).
+The hub's key pair is the same in every installation. It proves nothing: trust rests on the code.
 """
 
 import contextlib
@@ -37,8 +37,7 @@ def introduction_keys() -> CurveKeys:
 
 
 class PairingHub:
-    """Listens on `address` (tcp://HOST:PORT) in its own thread until `close`. `approve` first calls `admit`, and then
-    tells the worker."""
+    """Listens on `address` (tcp://HOST:PORT) in its own thread until `close`. Calls `admit` for approved workers."""
 
     def __init__(
         self, address: str, master_key: str, admit: Callable[[KnownWorker], None], clock: Clock | None = None
@@ -58,7 +57,7 @@ class PairingHub:
             return self._pairing.pending(self._clock.now())
 
     def approve(self, code: str) -> KnownWorker:
-        """Admits the worker that shows `code`. For any thread. Raises UserError and the errors of `admit`."""
+        """Admits the worker that shows `code`. Thread-safe. Raises UserError or an error of `admit`."""
         with self._lock:
             paired, result = self._pairing.approve(code, self._clock.now())
         member = KnownWorker(paired.key, paired.host, time.time(), "code")
@@ -120,8 +119,8 @@ def pair(
     show_code: Callable[[str], None],
     timeout_s: float = PAIRING_S,
 ) -> str:
-    """Pairs with the master at the control port `address`; returns the master's key once the code has been typed there.
-    Raises UserError for a refusal or a false master, PeerError for a missing code, a lost link or a breach."""
+    """Pairs with the master at a control port, and waits for the code. Returns the master's key. Raises UserError,
+    PeerError."""
     deadline = time.monotonic() + timeout_s
     worker = PairingWorker(keys.public, host)
     pairing_address, key = address.beside(PAIRING_OFFSET), introduction_keys().public

@@ -1,7 +1,8 @@
-"""Admits and revokes workers at the master's hub, with its journal and tokens.
+"""Admits and revokes workers at the master's hub.
 
-The hub's owner calls `handle`, `finish_joins` and `tick`, which read small files; a thread writes the files in the
-order of the calls. Other threads call `admit` and `revoke`, which block for the disk."""
+The hub's owner calls `handle`, `finish_joins` and `tick`, which read small files. A thread writes the files, in order.
+Other threads call `admit` and `revoke`, which block for the disk.
+"""
 
 import contextlib
 import functools
@@ -32,13 +33,13 @@ _log = logging.getLogger(__name__)
 
 
 def unknown_peer_policy(folder: Path) -> UnknownPeerPolicy:
-    """Returns the control hub's policy for unknown peers. `folder`: the master's state."""
+    """Returns the control hub's policy. `folder`: the master's state."""
     refusal = Refused("limited", "too many newcomers without a token: try again, or join with a token")
     return UnknownPeerPolicy(peer_name, accepts_ticket=TokenStore(folder).accepts_ticket, refusal=refusal)
 
 
 class Registrar:
-    """Admits the journal's members at once. `beside`: hubs for members only. Close the registrar before the hubs."""
+    """Admits the journal's members at once. `beside`: hubs for members only. Close the Registrar before the hubs."""
 
     def __init__(
         self,
@@ -73,11 +74,11 @@ class Registrar:
                 admission.revoke(revoked.name, revoked.key)
 
     def is_member(self, peer: str) -> bool:
-        """Whether a connected peer is a member. Pass messages of other peers to `handle`."""
+        """Whether a connected peer is a member. `handle` answers others."""
         return peer not in self._hub.admission.unknown_peers
 
     def handle(self, sender: str, message: Message) -> None:
-        """Answers, or lets `finish_joins` answer after the disk write; until then, drops the sender's messages."""
+        """Answers, or lets `finish_joins` answer after the disk write."""
         key = self._hub.admission.key_of(sender)
         if key is None or sender in self._candidates:
             return
@@ -92,7 +93,7 @@ class Registrar:
             self._answer(sender, Refused("limited", "too many workers join at once: try again in a minute"))
 
     def finish_joins(self) -> list[str]:
-        """Answers workers whose disk writes are done; each write wakes the hub. Returns the new members' names."""
+        """Answers workers whose disk writes are done. Returns the new members."""
         while self._outcomes:
             member, message, outcome = self._outcomes.popleft()
             self._candidates.discard(member.name)
@@ -100,13 +101,12 @@ class Registrar:
         return [self._newcomers.popleft() for _ in range(len(self._newcomers))]
 
     def admit(self, member: KnownWorker) -> None:
-        """Admits a worker for good. Raises UserError for a revoked key, and UserError or DiskFull if the file fails."""
+        """Admits a worker for good. Raises UserError, DiskFull."""
         self.journal.admit(member)
         self._admitted(member)
 
     def revoke(self, name: str, at_once: Callable[[str], None] | None = None) -> None:
-        """Revokes the worker with the peer name `name`; drops the worker's messages from now on. Calls `at_once(name)`
-        before the file is written. Raises UserError for an unknown name, and the errors of `admit`."""
+        """Revokes a worker. Calls `at_once` before the write. Raises UserError, DiskFull."""
 
         def shut_out(gone: Revoked) -> None:
             self._follow_table(gone.key)
@@ -127,7 +127,7 @@ class Registrar:
             )
 
     def tick(self) -> None:
-        """Drops revoked workers and overdue unknown peers; starts token lives once the clock is set. Call it often."""
+        """Drops revoked workers and overdue unknown peers. Call it often."""
         if not self._clock_was_set and self._wall() >= CLOCK_SET_S:
             self._clock_was_set = True
             self._jobs.put(self._start_tokens)
@@ -159,7 +159,7 @@ class Registrar:
         _log.info("%s (%s) joined by %s", member.name, member.host, member.how)
 
     def _follow_table(self, key: str) -> None:
-        """Makes the hubs agree with the journal about `key`, also if two threads call it."""
+        """Makes the hubs agree with the journal about `key`. Thread-safe."""
         with self._admitting:
             member = self.journal.table.member(key)
             for admission in self._admissions:

@@ -1,9 +1,8 @@
-"""Tokens that let a new worker in: their text, and the table in the master's state folder, which `tpiedge token` and a
-running master share.
+"""Makes and checks tokens, which let new workers in. `tpiedge token` and the master share the table.
 
 The table holds a hash of each secret. A token of n uses admits n workers; the member table counts them. A token is
-valid from creation to expiry by the wall clock, which may go back by CLOCK_TOLERANCE_S. A clock before CLOCK_SET_S has
-not been set since power-on: the life of a token made then begins when the clock is set.
+valid from creation to expiry by the wall clock, which may go back by CLOCK_TOLERANCE_S. A token made before CLOCK_SET_S
+begins its life when the clock is set.
 """
 
 import base64
@@ -42,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class JoinToken:
-    """The master's address and key, and a secret; `text` is one word that no shell changes."""
+    """The master's address and key, and a secret. `text`: one word that no shell changes."""
 
     master_key: str
     secret: str = field(repr=False)
@@ -58,7 +57,7 @@ class JoinToken:
 
 
 def parse_token(text: str) -> JoinToken:
-    """Reads `JoinToken.text`. Raises UserError, which does not show the text."""
+    """Reads a token's text. Raises UserError, without the text."""
     prefix, *parts = text.strip().split("_", 3)
     if prefix != _PREFIX:
         raise UserError(
@@ -83,12 +82,13 @@ def parse_token(text: str) -> JoinToken:
 
 @dataclass(frozen=True, slots=True)
 class TokenRecord:
-    """A token at the master. Times: seconds since 1970. `left`: uses left; in the file, all uses (None: unlimited)."""
+    """A token at the master. Times: seconds since 1970."""
 
     id: str
     sha256: Annotated[str, msgspec.Meta(pattern="^[ -~]*$")] = field(repr=False)
     created: _Time
     expires: _Time
+    #: Uses left; in the file, all uses. None: unlimited.
     left: int | None
 
     def started(self, now: float) -> "TokenRecord":
@@ -103,7 +103,7 @@ class TokenRecord:
 
 
 class TokenStore:
-    """Tokens in `folder`. Methods read the file anew, and lock it to change it. `wall_clock`: seconds since 1970."""
+    """Tokens in `folder`. Methods read the file anew, and lock it for changes. `wall_clock`: seconds since 1970."""
 
     def __init__(self, folder: Path, wall_clock: Callable[[], float] = time.time) -> None:
         self._path = folder / "tokens.json"
@@ -114,7 +114,7 @@ class TokenStore:
         self._latest_of: object = None
 
     def create(self, expires_s: float, uses: int | None = 1) -> tuple[TokenRecord, str]:
-        """Returns (a new token, the token's secret, which is stored nowhere). Raises UserError."""
+        """Returns (token, its secret). The secret is stored nowhere. Raises UserError."""
         if not 1.0 <= expires_s <= 366 * DAY_S:
             raise UserError("a token is valid for 1 second to 366 days")
         if uses is not None and not 1 <= uses <= 10_000:
@@ -135,7 +135,7 @@ class TokenStore:
         return tuple((one, one.state(now)) for one in _less(self._read(), spent))
 
     def start(self) -> None:
-        """Starts the life of tokens made before the clock was set, if the clock is set now."""
+        """Starts the life of tokens made before the clock was set."""
         now = self._now()
         if any(one.started(now) is not one for one in self._read()):
             with locked(self._path):
@@ -153,18 +153,18 @@ class TokenStore:
             self._write(kept)
 
     def check(self, secret: str, spent: Mapping[str, int]) -> tuple[Redemption, str]:
-        """Checks a secret; spends nothing. `spent`: uses by token. Returns (outcome, the token's id or "")."""
+        """Checks a secret. `spent`: uses by token. Returns (outcome, token id)."""
         self.start()
         return _state_of(_less(self._read(), spent), secret, self._now())
 
     def quick_check(self, secret: str) -> Redemption:
-        """Checks the secret without a lock, for one thread. Returns "ok" for unreadable files: `check` will raise."""
+        """Checks a secret without a lock, for one thread. Unreadable files: "ok"."""
         with contextlib.suppress(TpiedgeError):
             return _state_of(self._unspent(), secret, self._now())[0]
-        return "ok"
+        return "ok"  # `check` will raise
 
     def accepts_ticket(self, ticket: str, name: str) -> bool:
-        """Whether `ticket` was made for `name` from a valid token; False for unreadable files. For one thread."""
+        """Whether `ticket` of `name` comes from a valid token. For one thread."""
         try:
             records = self._unspent()
         except TpiedgeError as error:
@@ -180,7 +180,8 @@ class TokenStore:
         )
 
     def _unspent(self) -> tuple[TokenRecord, ...]:
-        """Returns tokens, each with its unspent uses. Reads files only if changed, because strangers may call often."""
+        """Returns tokens with unspent uses."""
+        # Strangers may call often: unchanged files are not read.
         files = [_version(self._path), _version(self._path.with_name(MEMBERS_FILE))]
         if files != self._latest_of:
             self._latest = _less(self._read(), read_members(self._path.parent).spent)
@@ -214,7 +215,7 @@ def _less(records: Sequence[TokenRecord], spent: Mapping[str, int]) -> tuple[Tok
 
 
 def _version(path: Path) -> tuple[int, int, int] | None:
-    """Returns a value that changes whenever `path` is replaced; None without a file."""
+    """Returns a value that changes with the file."""
     with contextlib.suppress(OSError):
         found = path.stat()
         return found.st_ino, found.st_mtime_ns, found.st_size
@@ -222,7 +223,7 @@ def _version(path: Path) -> tuple[int, int, int] | None:
 
 
 def ticket_of(secret: str, name: str) -> str:
-    """Returns the ticket by which the worker `name`, before it sends the secret, shows that it has a token."""
+    """Returns the ticket by which `name` shows that it has a token."""
     return _ticket(_hash(secret), name)
 
 
@@ -238,7 +239,7 @@ def _hash(secret: str) -> str:
 
 
 def _check(master_key: str, secret: bytes, where: str) -> bytes:
-    """Returns a checksum that tells a typing error from a wrong token."""
+    """Returns a checksum against typing errors."""
     return hashlib.sha256(key_bytes(master_key) + secret + where.encode()).digest()[:_CHECK_BYTES]
 
 
@@ -247,7 +248,6 @@ def _base32(raw: bytes) -> str:
 
 
 def _unbase32(text: str) -> bytes:
-    """Inverts `_base32`. Raises ValueError."""
     if len(text) > 64:
         raise ValueError("longer than any part of a token")
     raw = base64.b32decode(text.upper() + "=" * (-len(text) % 8))

@@ -1,4 +1,4 @@
-"""First lines to and from a node process, as JSON on its pipes, and heartbeat intervals."""
+"""First lines to and from a node process (JSON), and heartbeat intervals."""
 
 import json
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ _Line = TypeVar("_Line")
 
 @dataclass(frozen=True)
 class Timing:
-    """Intervals. A loss is noticed within timeout_s + heartbeat_s."""
+    """Intervals. A loss is noticed within `timeout_s` + `heartbeat_s`."""
 
     heartbeat_s: float = 0.3
     timeout_s: float = 1.5
@@ -31,18 +31,15 @@ class OwnStalls:
     stalled: bool = False
 
     def beat(self, late_s: float) -> bool:
-        """Notes a heartbeat that comes `late_s` late. Returns whether this is a stall: late by over an interval, unless
-        the heartbeat before was a stall."""
+        """Notes a heartbeat. `late_s`: its delay. Returns whether this is a stall."""
         self.stalled = late_s > self._heartbeat_s and not self.stalled
         return self.stalled
 
 
 @dataclass(frozen=True)
 class NodeBootstrap:
-    """The master's address, this node's identity and this machine's paths. A parent on this computer sends them,
-    because no message of a master may name a file to write. `data_address`: where other nodes connect. `pack`: the
-    model's folder. KV snapshots are kept in `snapshots`, encrypted with `snapshot_key` (hex). An empty path means
-    none."""
+    """The master's address, a node's identity and this machine's paths. A parent process sends it: no master's message
+    may name a file to write."""
 
     rank: int
     epoch: int
@@ -50,20 +47,21 @@ class NodeBootstrap:
     master_key: str
     keys: CurveKeys
     timing: Timing
-    data_address: str = "tcp://127.0.0.1:*"
+    data_address: str = "tcp://127.0.0.1:*"  # for other nodes
+    #: The model's folder. Of all paths, an empty one means none.
     pack: str = ""
     trace: str = ""
-    snapshots: str = ""
-    snapshot_key: str = field(default="", repr=False)
+    snapshots: str = ""  # the folder of KV snapshots
+    snapshot_key: str = field(default="", repr=False)  # hex
 
 
 def control_name(rank: int, epoch: int) -> str:
-    """Names a node on the control plane; the name differs in every epoch."""
+    """Names a node on the control plane, differently in every epoch."""
     return f"node-{rank}.{epoch}"
 
 
 def node_of(peer: str) -> tuple[int | None, int]:
-    """Returns (rank, epoch) of a `control_name`; (None, 0) for any other name."""
+    """Returns (rank, epoch) of a `control_name`, else (None, 0)."""
     if not peer.startswith("node-"):
         return None, 0
     rank, _, epoch = peer.removeprefix("node-").partition(".")
@@ -75,7 +73,7 @@ NOT_MEASURED = Capacity(0.0, 0.0)
 
 @dataclass(frozen=True)
 class NodeReport:
-    """A fork server's measurement. `isa`: the instruction set of native kernels, or "torch" without them."""
+    """A fork server's measurement. `isa`: the instruction set of native kernels, or "torch"."""
 
     isa: str
     capacity: Capacity

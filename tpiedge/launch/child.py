@@ -1,8 +1,9 @@
-"""Child processes that one parent starts, watches and ends, and that cannot outlive it.
+"""Child processes of one parent, which cannot outlive it.
 
-A child's standard input is a socket, its lifeline. The parent writes the first line there, with secrets that no
-argument list or environment may have, and keeps the socket open. If the parent dies, the socket closes, and the child
-ends (tpiedge.lifeline). A thread must outlive the children that it starts: the parent-death signal is about threads."""
+A child's standard input is a socket, its lifeline. The first line there has secrets, which no argument list or
+environment may have. If the parent dies, the socket closes and the child ends (tpiedge.lifeline). A thread must outlive
+its children: the parent-death signal is about threads.
+"""
 
 import contextlib
 import logging
@@ -29,14 +30,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Place:
-    """A place for a node: its IP address, and a command that execs the node's command."""
+    """A node's place: its IP address, and a command that execs the node's command."""
 
     host: str = "127.0.0.1"
     prefix: tuple[str, ...] = ()
 
 
 class Child:
-    """A `python -m MODULE` process. Call `stop` at last. `reports`: the child prints one line. Raises ResourceError."""
+    """A `python -m MODULE` process. Call `stop` at last. `reports`: prints one line. Raises ResourceError."""
 
     def __init__(
         self,
@@ -66,7 +67,7 @@ class Child:
     def _start(
         self, start: "Callable[[socket.socket, IO[bytes]], subprocess.Popen[bytes] | ForkedProcess]"
     ) -> None:
-        """Calls `start(standard input, log)`; `stop` closes lifeline and log. Raises ResourceError."""
+        """Calls `start(standard input, log)`. `stop` closes lifeline and log. Raises ResourceError."""
         self._oom_kills = Cgroups.own().oom_kills()
         self._report = b""
         with contextlib.ExitStack() as opened:
@@ -84,18 +85,18 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """The process id; 0 until the process is forked."""
+        """The process id; 0 before the fork."""
         return self._process.pid
 
     def send_line(self, line: bytes, descriptors: Sequence[int] = ()) -> None:
-        """Writes a line to the child and passes open files `descriptors`. Does nothing if the child has ended."""
+        """Writes a line to a living child, with open files `descriptors`."""
         with contextlib.suppress(ConnectionError):
             sent = socket.send_fds(self._lifeline, [line + b"\n"], descriptors)
             self._lifeline.sendall((line + b"\n")[sent:])
 
     def read_report(self, deadline: float) -> bytes | None:
-        """Waits for the child's report; returns None if `deadline` (monotonic seconds) comes first. Do not call it
-        during `stop`. Raises PeerError or OutOfMemory if the child ends first."""
+        """Waits for the report until `deadline` (monotonic seconds). Do not call it during `stop`. Raises PeerError,
+        OutOfMemory."""
         pipe = self._process.stdout
         if pipe is None or pipe.closed:
             raise InternalError("a child that has no pipe for a report (any more) was asked for it")
@@ -112,7 +113,7 @@ class Child:
         return self._report.partition(b"\n")[0]
 
     def exit_cause(self) -> str | None:
-        """Says why the child ended, with its log's last line; None while the child runs. Does not block."""
+        """Says why the child ended; None while it runs. Does not block."""
         status = self._process.poll()
         if status is None:
             return None
@@ -127,7 +128,6 @@ class Child:
 
     @property
     def out_of_memory(self) -> bool:
-        """Whether the child ran out of memory, as the system or its log says."""
         return self._was_killed_for_memory or OutOfMemory.__name__ in self.log_tail()
 
     @property
@@ -141,8 +141,7 @@ class Child:
         return os.pread(self._log.fileno(), 4000, max(0, size - 4000)).decode(errors="replace")
 
     def stop(self, deadline: float, meanwhile: Callable[[], None] = lambda: None) -> None:
-        """Closes the lifeline, waits until `deadline` (monotonic seconds) for the process to end, then kills it. Calls
-        `meanwhile` while the killed process ends. Idempotent."""
+        """Ends the child; kills it at `deadline` (monotonic seconds). `meanwhile` runs while it dies. Idempotent."""
         self._lifeline.close()
         try:
             self._process.wait(max(0.0, deadline - time.monotonic()))
@@ -162,8 +161,8 @@ class Child:
 
 
 class ForkedProcess:
-    """A process that a fork server forks, with the methods of subprocess.Popen. The server writes the process's pid,
-    and later the exit status, to `told`, a line each. If the server dies, the kernel kills the process. Thread-safe."""
+    """A forked process, with the methods of subprocess.Popen. Thread-safe. The fork server writes the pid, and later
+    the exit status, to `told`, a line each. If the server dies, the kernel kills the process."""
 
     stdout: IO[bytes] | None = None
 
@@ -219,7 +218,7 @@ class ForkedProcess:
 
 
 class ForkedChild(Child):
-    """A child that `server` forks on receiving `line`. Raises ResourceError."""
+    """A child that `server` forks for `line`. Raises ResourceError."""
 
     def __init__(self, server: Child, line: bytes) -> None:
 
@@ -234,7 +233,7 @@ class ForkedChild(Child):
         self._server = server
 
     def exit_cause(self) -> str | None:
-        """Says why the child ended or, if the server ended too, why the server ended."""
+        """Says why the child ended, or why the server did."""
         cause = super().exit_cause()
         return cause if cause is None else self._server.exit_cause() or cause
 

@@ -1,4 +1,4 @@
-"""A machine's offer: memory, and measurements that are kept for a week, so that every start gets the same shares."""
+"""A machine's offer: memory and measurements. Measurements last a week, so that starts get equal shares."""
 
 import contextlib
 import math
@@ -20,7 +20,7 @@ from tpiedge.units import format_bytes, format_seconds
 
 
 class Measurements:
-    """Measurements with `threads` threads, kept in the file `folder`/measured.json."""
+    """Measurements with `threads` threads, in `folder`/measured.json."""
 
     def __init__(self, folder: Path, threads: int, wall_clock: Callable[[], float] = time.time) -> None:
         self._path = folder / "measured.json"
@@ -34,7 +34,7 @@ class Measurements:
         self._now = wall_clock
 
     def recall(self) -> NodeReport | None:
-        """Returns the last report; None if the report is a week old, unreadable, or made under other conditions."""
+        """Returns the last report, unless it is old or of other conditions."""
         values = _recent(self._path, self._now())
         if values.get("conditions") != self._conditions:
             return None
@@ -44,14 +44,14 @@ class Measurements:
             return None
 
     def keep(self, report: NodeReport) -> None:
-        """Stores the report; if that fails, the next start measures again."""
+        """Stores the report, if possible."""
         values = {"conditions": self._conditions, "when": self._now(), "report": msgspec.to_builtins(report)}
         with contextlib.suppress(TpiedgeError):
             replace_private(self._path, values)
 
 
 def disk_bytes_per_s(folder: Path, disk: Path, wall_clock: Callable[[], float] = time.time) -> float:
-    """Recalls or measures the read speed of the folder `disk`; blocks. Returns 0 if files cannot be written there."""
+    """Recalls or measures a disk's read speed. Returns 0 if unwritable. Blocks."""
     path, now = folder / "disk.json", wall_clock()
     known = _recent(path, now)
     figure = known.get("bytes_per_s")
@@ -85,13 +85,12 @@ LOOK_S: Final = 2.0  # seconds between two looks at the usable memory
 
 
 class MemoryOffer:
-    """A machine's memory offer. `usable`: bytes; `now` never decreases. Events return a line for the user, or "" if the
-    offer stays.
+    """A machine's memory offer. `usable`: bytes. `now` never decreases. Events return a line for the user, or "".
 
-    1. The offer falls at once if usable memory falls by a PART, and grows with it after SETTLED_S.
-    2. If a node runs out although its plan was within offer and usable memory, LESS times the plan is the limit: for
-       FIRST_S, the next time AGAIN times as long, up to LONGEST_S. It ends early if more is usable.
-    3. If that plan was above offer or usable memory, no limit is set; usable memory, if less, is offered.
+    1. The offer falls at once if usable memory falls by a PART. It grows with it after SETTLED_S.
+    2. If a node runs out within offer and usable memory, LESS times its plan is the limit: for FIRST_S, then each time
+       AGAIN times as long, up to LONGEST_S. The limit ends early if more is usable.
+    3. If the plan was above offer or usable memory, no limit is set. Usable memory, if less, is offered.
     4. If no plan fits the limit, all usable memory is offered until a node runs out again."""
 
     def __init__(self, usable: int) -> None:

@@ -1,4 +1,4 @@
-"""A machine's slot for nodes: at most one node runs, forked by a server that has imported torch."""
+"""A machine's slot. At most one node runs, forked by a server that has imported torch."""
 
 import logging
 import secrets
@@ -18,24 +18,24 @@ FORK_SERVER_MODULE = "tpiedge.node.fork_server"
 
 
 def node_environment(threads: int) -> dict[str, str]:
-    """Returns environment variables that torch's libraries read when loaded."""
+    """Returns environment variables for torch's libraries."""
     return {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
 
 
 class ForkServer(Child):
-    """A process that imports torch, measures the machine if asked, and forks nodes."""
+    """A process that imports torch, perhaps measures the machine, and forks nodes."""
 
     def __init__(self, threads: int, *, measure: bool = False) -> None:
         to_measure = to_line(threads if measure else 0)
         super().__init__(FORK_SERVER_MODULE, to_measure, node_environment(threads), reports=measure)
 
     def report(self, deadline: float) -> NodeReport | None:
-        """Awaits the measurement; None at `deadline` (monotonic seconds). Raises what Child.read_report raises."""
+        """Awaits the measurement until `deadline` (monotonic seconds). Raises like Child.read_report."""
         line = self.read_report(deadline)
         return None if line is None else from_line(line, NodeReport)
 
     def start_node(self, bootstrap: NodeBootstrap) -> Child:
-        """Starts a node, which is forked once the server is ready. Raises ResourceError."""
+        """Starts a node, once the server is ready. Raises ResourceError."""
         return ForkedChild(self, to_line(bootstrap))
 
 
@@ -44,8 +44,9 @@ _log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class NodeSlot:
-    """One thread must make all calls, and outlive the node. `_usable_memory` must not block; `_say` gets changes of the
-    offer `memory`. `snapshots` may belong to another process until `own_snapshots`."""
+    """A machine's node and fork server. One thread must make all calls, and outlive the node. `_usable_memory` must not
+    block. `_say` gets changes of the offer `memory`. `snapshots` may belong to another process until
+    `own_snapshots`."""
 
     threads: int
     memory: MemoryOffer
@@ -73,11 +74,11 @@ class NodeSlot:
 
     @property
     def pid(self) -> int | None:
-        """The node's process id; None until the node is forked."""
+        """The node's process id; None before the fork."""
         return None if self._child is None else self._child.pid or None
 
     def weigh(self) -> None:
-        """Looks at the usable memory every few seconds; tells `_say` if the offer changes."""
+        """Looks at the usable memory every few seconds."""
         now = self._clock.now()
         if now - self._weighed >= LOOK_S:
             self._weighed = now
@@ -101,7 +102,7 @@ class NodeSlot:
             _log.warning("cannot start a node ahead of its use: %s", error)
 
     def start(self, bootstrap: NodeBootstrap, planned_bytes: int) -> None:
-        """Kills an earlier node and starts a new one; `planned_bytes`: its peak memory. Raises ResourceError."""
+        """Replaces the node. `planned_bytes`: peak memory. Raises ResourceError."""
         self.stop()
         if self.snapshots is not None:
             bootstrap = replace(bootstrap, snapshots=str(self.snapshots), snapshot_key=self._key)
@@ -115,7 +116,7 @@ class NodeSlot:
         return "" if self._child is None else self._child.log_tail()
 
     def stop(self, grace_s: float = 0.0, meanwhile: Callable[[], None] = lambda: None) -> None:
-        """Ends the node; waits up to `grace_s`. Idempotent. If memory ran out, the machine may offer less."""
+        """Ends the node within `grace_s`. Idempotent. May change the offer."""
         if self._child is not None:
             if self._child.out_of_memory:
                 now = self._clock.now()

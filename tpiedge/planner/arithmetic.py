@@ -1,4 +1,4 @@
-"""Checks which arithmetic stored weights need, and whether this computer can do it."""
+"""Checks which arithmetic stored weights need."""
 
 from typing import Final
 
@@ -16,7 +16,7 @@ def usual_compute(stored: Precision) -> Compute:
 
 
 def check_compute(stored: Precision, compute: Compute) -> None:
-    """Raises UserError, which names the flags, unless layers in `stored` can be computed in `compute`."""
+    """Raises UserError unless layers in `stored` can be computed in `compute`."""
     if stored.quantised and compute != "int8":
         raise UserError(
             f"--compute {compute} does not go with weights in {stored.value}, which are computed with in int8: "
@@ -31,7 +31,7 @@ def check_compute(stored: Precision, compute: Compute) -> None:
 
 
 def check_native(stored: Precision, kv: KVPrecision) -> None:
-    """Raises UserError if this computer lacks native kernels for these weights, keys or values."""
+    """Raises UserError if this computer lacks native kernels for these precisions."""
     weights = (f"weights in {stored.value}", "--precision bf16")
     keys = (f"keys and values in {kv}", "--kv-precision bf16")
     quantised = [weights] * stored.quantised + [keys] * (kv not in _NUMBERS)
@@ -42,7 +42,7 @@ def check_native(stored: Precision, kv: KVPrecision) -> None:
 
 
 def check_head_width(kv: KVPrecision, head_dim: int) -> None:
-    """Raises UserError if `kv` cannot keep heads of width `head_dim`."""
+    """Raises UserError if `kv` cannot keep such heads."""
     if kv not in _NUMBERS and head_dim > MAX_HEAD_WIDTH:
         raise UserError(
             f"keys and values of heads of {head_dim} columns, more than {MAX_HEAD_WIDTH}, cannot be kept in {kv}: "
@@ -51,7 +51,7 @@ def check_head_width(kv: KVPrecision, head_dim: int) -> None:
 
 
 def computed_apart(storage: Storage, head_dim: int) -> str:
-    """Names the part of a quantised model whose bits depend on the machine (docs/kernels.md); "" if no part does."""
+    """Names the part whose bits depend on the machine (docs/kernels.md), or ""."""
     if not storage.head.quantised:
         return f"a head kept in {storage.head.value}"
     if head_dim > MAX_HEAD_WIDTH:

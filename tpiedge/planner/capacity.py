@@ -1,7 +1,8 @@
 """Decides which machines take part, with which share, and why.
 
-A machine on a slow link, or with an empty share, can cost more time than it saves (`prediction`). Latency depends only
-on the slowest link, so the first candidates are, for each number of workers, those with the shortest round trips."""
+A machine can cost more time than it saves. Latency depends only on the slowest link. So the first candidates are, for
+each number of workers, those with the shortest round trips.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,7 +27,7 @@ _TRIES = 3  # most promising sets of more machines that are tried
 
 @dataclass(frozen=True)
 class SpareReason:
-    """The reason for a machine without a part. `why` is a sentence that calls the machine "it"."""
+    """The reason for a spare machine. `why`: a sentence that calls the machine "it"."""
 
     kind: SpareKind
     why: str
@@ -34,12 +35,12 @@ class SpareReason:
 
 @dataclass(frozen=True)
 class Allocation:
-    """`members[rank]` is a machine's index, `reasons[rank]` why it has a part, `spare[index]` why others have none."""
+    """A plan's machines."""
 
-    members: tuple[int, ...]
+    members: tuple[int, ...]  # by rank: a machine's index
     plan: Plan
-    reasons: tuple[str, ...]
-    spare: Mapping[int, SpareReason]
+    reasons: tuple[str, ...]  # by rank: why the machine has a part
+    spare: Mapping[int, SpareReason]  # by index: why a machine has no part
 
 
 def allocate(
@@ -48,8 +49,7 @@ def allocate(
     weights: Sequence[ShareWeight] | None = None,
     min_workers: int = 0,
 ) -> Allocation | Infeasible:
-    """Finds the fastest set that holds the model, with at least `min_workers`. With `weights` (--shares), takes the
-    machines that have weights."""
+    """Finds the fastest set that holds the model. `weights` (--shares): only machines with weights take part."""
     missing = min_workers - (len(machines) - 1)
     if missing > 0:
         return Infeasible(f"{counted(missing, 'more worker')} needed (--min-workers {min_workers})")
@@ -99,14 +99,14 @@ class _Candidates:
     min_workers: int
 
     def best_set(self, able: Sequence[int]) -> _Option | None:
-        """Finds the fastest set; None if no set holds the model. Tries all sets if machines are few; else tries, for
-        each count, workers with the shortest round trips, then changes the best set by one machine at a time."""
+        """Finds the fastest set. Tries all sets if machines are few."""
         least = self.min_workers
         if len(able) <= _FEW:
             workers = able[1:]
             counts = range(least, len(workers) + 1)
             every = [[0, *chosen] for count in counts for chosen in combinations(workers, count)]
             return self._best_of(every, len(every))
+        # Else the nearest workers of each count are tried, then changes of one machine at a time.
         nearest = sorted(able[1:], key=lambda index: (self.machines[index].round_trip_s, index))
         sets = [[0, *nearest[:count]] for count in range(least, len(nearest) + 1)]
         best = self._best_of(sets, _TRIES) or self._best_of(sets, len(sets))
@@ -123,8 +123,7 @@ class _Candidates:
     def _best_of(
         self, sets: Sequence[Sequence[int]], tries: int, best: _Option | None = None
     ) -> _Option | None:
-        """Makes plans, in whole units and without idle members, for the most promising of `sets`, at most `tries`.
-        Returns the fastest plan, `best` included; None if there is no plan."""
+        """Makes plans of the most promising `sets`, at most `tries`. Returns the fastest plan, `best` included."""
         ranked = [(self.least_step_s(members), members) for members in map(sorted, sets)]
         promising = sorted((least_s, members) for least_s, members in ranked if least_s is not None)
         for least_s, members in promising[:tries]:
@@ -152,7 +151,7 @@ class _Candidates:
         return members, plan
 
     def why_in(self, members: Sequence[int], rank: int, plan: Plan, total: int, *, assumed: bool) -> str:
-        """Explains a member's part of `total` bytes. `assumed`: the machine's speed was not measured."""
+        """Explains a member's part. `total`: bytes. `assumed`: a speed not measured."""
         node, limit, need = self.machines[members[rank]], "", plan.needs[rank]
         guess = " (assumed, not measured)" if assumed else ""
         by_speed = node.speed / sum(self.machines[member].speed for member in members)
@@ -170,7 +169,7 @@ class _Candidates:
         return f"{format_bytes(node.speed)}/s of weights{guess}; computes {fraction:.0%} of the layers{limit}"
 
     def why_out(self, index: int, seconds: tuple[float, float], workers: int) -> SpareReason:
-        """Explains why a machine has no part. `seconds` per token: (with the machine at least, without it)."""
+        """Explains why a machine has no part. `seconds`: with the machine, without it."""
         model, machine = self.model, self.machines[index]
         small = too_small(model, machine)
         if small is not None:
@@ -195,8 +194,7 @@ def _pick(machines: Sequence[MachineFacts], members: Sequence[int]) -> list[Mach
 
 
 def slower(with_s: float, without_s: float, because: str, workers: int) -> SpareReason:
-    """Says that a machine saves no time. `with_s` and `without_s` are per token; `workers`: the --min-workers that
-    would take the machine in."""
+    """Says that a machine saves no time. `with_s`, `without_s`: per token."""
     return SpareReason(
         "slower",
         f"a token takes about {format_seconds(with_s)} with it and {format_seconds(without_s)} without it "
@@ -213,7 +211,7 @@ def drained(name: str) -> SpareReason:
 
 
 def without_native(model: ModelFacts, isa: str) -> SpareReason | None:
-    """Refuses a worker without native kernels (`isa` is NO_ISA) if the model needs these."""
+    """Refuses a worker without the native kernels that the model needs."""
     if not model.needs_native or isa != NO_ISA:
         return None
     return SpareReason(
@@ -241,8 +239,7 @@ def too_small(model: ModelFacts, machine: MachineFacts) -> SpareReason | None:
 def master_too_small(
     model: ModelFacts, machine: MachineFacts, weights: Sequence[ShareWeight] | None
 ) -> str | None:
-    """Returns why no plan fits the master's memory, however many workers join, or None. Without `weights` (--shares) a
-    plan may give the master no layers."""
+    """Says why the master's memory is too small. `weights`: --shares."""
     nothing = NodeShare(Share(0, 0), Share(0, 0))
     share = nothing if weights is None else partition(model.shape, weights)[0]
     least = smallest_bytes(model, 0, share, machine)

@@ -1,6 +1,8 @@
-"""Divides every layer among nodes, in real numbers, so that the slowest node takes the least time. A node with a
-fraction f of W bytes computes for f W / speed seconds. Meanwhile it reads, for (f W - pinned) / disk rate seconds, the
-weights that do not fit in memory (TPI-LLM, section 3.3)."""
+"""Divides every layer among nodes so that the slowest node takes the least time.
+
+A node with a fraction f of W bytes computes for f W / speed seconds. Meanwhile it reads the weights that do not fit in
+memory, for (f W - pinned) / disk rate seconds (TPI-LLM, section 3.3).
+"""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -15,13 +17,13 @@ _FOREVER_S = 1e30  # of a node without any speed
 
 
 def whole_bytes(model: ModelFacts) -> tuple[int, int]:
-    """Returns (bytes of all layers' matrices, bytes of the KV cache)."""
+    """Returns the bytes of (all layers' matrices, the KV cache)."""
     weights = model.num_layers * sum(map(sum, model.blocks_of_layer))
     return weights, model.shape.kv_heads * model.kv_head_bytes
 
 
 def pinned_limit(model: ModelFacts, rank: int, node: NodeFacts) -> float:
-    """Returns the largest part of every layer that fits in the node's memory and on its disk (1.0: all)."""
+    """Returns the largest part of every layer that fits (1.0: all)."""
     weights, kv_cache = whole_bytes(model)
     limit = _disk_limit(model, rank, node, weights)
     if node.memory_bytes is not None:
@@ -31,11 +33,11 @@ def pinned_limit(model: ModelFacts, rank: int, node: NodeFacts) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A node's limits, as parts of every layer. The node takes at most `limit`, or `pinned` if nothing streams. In a
-    sweep of s seconds it computes s * `computed_per_s`; streaming gives it s * `read_per_s` + `read_at_once`."""
+    """A node's limits, as parts of every layer. In a sweep of s seconds it computes s * `computed_per_s`. Streaming
+    gives it s * `read_per_s` + `read_at_once`."""
 
-    limit: float
-    pinned: float
+    limit: float  # the largest part that the node takes
+    pinned: float  # the largest part without streaming
     computed_per_s: float
     read_per_s: float = 0.0
     read_at_once: float = 0.0
@@ -46,7 +48,7 @@ class Bound:
 
     @property
     def least_s(self) -> float:
-        """Seconds of a sweep without layers, in which rank 0 may have to read the LM head."""
+        """Seconds of a sweep without layers, perhaps for the LM head."""
         if self.pinned >= 0 or not self.read_per_s:
             return 0.0
         return max(0.0, -self.read_at_once / self.read_per_s)
@@ -85,8 +87,7 @@ def node_bound(model: ModelFacts, rank: int, node: NodeFacts) -> Bound:
 
 
 def fractions(bounds: Sequence[Bound]) -> tuple[list[float], float] | None:
-    """Returns (fractions of 1 with which the slowest node takes the least time, a lower bound of that time); None if
-    the nodes lack room."""
+    """Returns fractions, and a lower bound of the slowest node's seconds."""
     if min(bound.limit for bound in bounds) < 0 or sum(bound.limit for bound in bounds) < 1:
         return None
     seconds = _seconds_for_all(bounds)
@@ -96,7 +97,7 @@ def fractions(bounds: Sequence[Bound]) -> tuple[list[float], float] | None:
 
 
 def _seconds_for_all(bounds: Sequence[Bound]) -> float:
-    """Returns the time in which the nodes take everything. The sum of the nodes' parts is linear between `turns`."""
+    """Returns the seconds in which the nodes take everything."""
 
     def taken(seconds: float) -> float:
         return sum(bound.at(seconds) for bound in bounds)
@@ -143,7 +144,7 @@ def shortage(model: ModelFacts, nodes: Sequence[NodeFacts], bounds: Sequence[Bou
 
 
 def _ring(model: ModelFacts, rank: int, node: NodeFacts) -> tuple[int, int]:
-    """Returns the least bytes of a ring: (for whole layers, for any share)."""
+    """Returns a ring's least bytes: (for whole layers, for any share)."""
     keeping, blocks = node.keeping, model.blocks_of_layer
     whole = max(smallest_ring(blocks, frozenset()), keeping.window_blocks * max(map(sum, blocks)))
     return whole, max(model.head_tile_bytes if rank == 0 else 0, keeping.window_bytes)

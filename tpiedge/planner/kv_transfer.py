@@ -1,5 +1,8 @@
-"""Plans moves of KV heads when a plan replaces another. A machine keeps heads that both its old and its new node have.
-Rank 0 gathers other heads from the lowest old ranks, and scatters these to nodes that lack them. Pure."""
+"""Plans moves of KV heads when a plan replaces another. Pure.
+
+A machine keeps heads that both its old and its new node have. Rank 0 gathers other heads from the lowest old ranks, and
+scatters these to nodes that lack them.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +16,7 @@ _LINK_BYTES_PER_S: Final = 1e6  # of a link that was not measured
 
 @dataclass(frozen=True)
 class KVHolder:
-    """A node's KV heads and machine ("": the master's, which has rank 0)."""
+    """A node's KV heads. `machine`: "" for the master's."""
 
     machine: str
     heads: Share
@@ -22,17 +25,16 @@ class KVHolder:
 
 @dataclass(frozen=True)
 class KVMoves:
-    """The moves of KV heads: `kept` on their machine, by old rank; `stored` by old rank 0, because new nodes on other
-    machines lack them; `gathered` by rank 0, (old rank, head); `scattered` by rank 0, (new rank, head)."""
+    """The moves of KV heads."""
 
-    kept: tuple[Share, ...]
-    stored: tuple[int, ...]
-    gathered: tuple[tuple[int, int], ...]
-    scattered: tuple[tuple[int, int], ...]
+    kept: tuple[Share, ...]  # on their machine, by old rank
+    stored: tuple[int, ...]  # by old rank 0, because new nodes on other machines lack them
+    gathered: tuple[tuple[int, int], ...]  # by rank 0: (old rank, head)
+    scattered: tuple[tuple[int, int], ...]  # by rank 0: (new rank, head)
 
 
 def plan_moves(old: Sequence[KVHolder], new: Sequence[KVHolder]) -> KVMoves:
-    """Finds the moves between the nodes of two plans, given in rank order. Both plans must hold every head."""
+    """Finds the moves between two plans' nodes. Both plans must hold every head."""
     after, before = ({one.machine: one.heads for one in nodes} for nodes in (new, old))
     nothing, kept = Share(0, 0), []
     for one in old:
@@ -58,7 +60,7 @@ def plan_moves(old: Sequence[KVHolder], new: Sequence[KVHolder]) -> KVMoves:
 
 
 def transfer_s(moves: KVMoves, old: Sequence[KVHolder], new: Sequence[KVHolder], head_bytes: float) -> float:
-    """Predicts the seconds of a transfer, link after link. `head_bytes`: one head's bytes in all layers and pages."""
+    """Predicts a transfer's seconds. `head_bytes`: one head's, in all layers and pages."""
     senders, receivers = [old[rank] for rank, _ in moves.gathered], [new[rank] for rank, _ in moves.scattered]
     rates = [one.link_bytes_per_s or _LINK_BYTES_PER_S for one in (*senders, *receivers)]
     travels = sum(head_bytes / rate for rate in rates)

@@ -1,4 +1,4 @@
-"""A node's need of memory, disk and time for its share, also with streamed weights. Pure."""
+"""Predicts a node's need of memory, disk and time. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -33,7 +33,8 @@ class LayerShape:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """Bytes of a model's parts as stored: of one layer unless said otherwise; of a unit, for each matrix."""
+    """Bytes of a model's parts as stored, in one layer unless a comment says otherwise. A tuple has one unit's bytes in
+    each matrix."""
 
     shape: LayerShape
     num_layers: int
@@ -68,16 +69,15 @@ class ModelFacts:
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """A node's abilities. `speed` is bytes of layer weights per second, or relative in any scale. `disk_bytes_per_s`
-    (None: weights do not stream) and `head_speed` (None: equals `speed`) have the same scale."""
+    """A node's abilities. The speeds have the same scale."""
 
-    speed: float
+    speed: float  # layer weights in bytes per second, or relative
     memory_bytes: int | None = None
-    free_disk_bytes: int | None = None
-    disk_bytes_per_s: float | None = None
+    free_disk_bytes: int | None = None  # includes the model's shards on the disk
+    disk_bytes_per_s: float | None = None  # None: no streaming
     keeping: Keeping = field(default_factory=Keeping)
     alone: bool = False  # the process that started it is counted with another node
-    head_speed: float | None = None
+    head_speed: float | None = None  # None: equals `speed`
 
     @property
     def streams(self) -> bool:
@@ -86,7 +86,7 @@ class NodeFacts:
 
 @dataclass(frozen=True)
 class NodeNeed:
-    """A node's predicted bytes; `streamed_bytes` of its weights are read in every sweep."""
+    """A node's predicted bytes. `streamed_bytes`: weights read in every sweep."""
 
     weight_bytes: int
     kv_bytes: int
@@ -101,13 +101,13 @@ class NodeNeed:
 
 @dataclass(frozen=True)
 class Infeasible:
-    """The absence of a plan; `reason` is one line with the numbers."""
+    """The absence of a plan. `reason`: one line with the numbers."""
 
     reason: str
 
 
 def model_facts(pack: Pack, *, head_dim: int, kv: KVPrecision) -> ModelFacts:
-    """Returns facts of a model whose layers are alike. `kv`: the precision of keys and values of `head_dim` numbers."""
+    """Returns facts of a model whose layers are alike."""
     layer, stored = pack.layout(0), KVFormat(kv, head_dim)
     first = {one: layer.matrix(one).unit_nbytes(0) for one in ("q", "k", "v", "o", "gate", "up", "down")}
     last = {one: layer.matrix(one).unit_nbytes(layer.matrix(one).units - 1) for one in ("gate", "up", "down")}
@@ -139,7 +139,7 @@ def base_bytes(model: ModelFacts, node: NodeFacts) -> int:
 
 
 def whole_need(model: ModelFacts, rank: int, share: NodeShare, node: NodeFacts) -> NodeNeed:
-    """Returns the need with all weights and the whole KV cache of `share` in memory."""
+    """Returns the need with the whole share in memory."""
     kv_heads = len(kv_share(share.attention, model.shape.group_size))
     layers = model.num_layers * (layer_bytes(model, share) + model.resident_bytes)
     head = model.head_bytes if rank == 0 else 0
@@ -151,7 +151,7 @@ def layer_bytes(model: ModelFacts, share: NodeShare) -> int:
 
 
 def pieces_of_blocks(model: ModelFacts, rank: int, share: NodeShare) -> tuple[tuple[int, ...], ...]:
-    """Returns bytes of nonempty matrices by block: q, k, v, o; gate, up, down; on rank 0 a tile of the LM head."""
+    """Returns bytes of nonempty matrices by block. Rank 0 has an LM head tile."""
     heads, kv_heads = len(share.attention), len(kv_share(share.attention, model.shape.group_size))
     (q, o), (k, v) = model.query_unit_bytes, model.kv_unit_bytes
     has_last = len(share.ffn) > 0 and share.ffn.stop == model.shape.ffn_tiles
@@ -163,7 +163,7 @@ def pieces_of_blocks(model: ModelFacts, rank: int, share: NodeShare) -> tuple[tu
 
 
 def node_need(model: ModelFacts, rank: int, share: NodeShare, node: NodeFacts) -> NodeNeed | Infeasible:
-    """Returns the need with all weights in memory or, if the node streams, with as many weights as fit."""
+    """Returns the need. A node that streams holds what fits."""
     whole = whole_need(model, rank, share, node)
     if node.free_disk_bytes is not None and whole.weight_bytes > node.free_disk_bytes:
         return Infeasible(
@@ -183,7 +183,7 @@ def node_need(model: ModelFacts, rank: int, share: NodeShare, node: NodeFacts) -
 
 
 def smallest_bytes(model: ModelFacts, rank: int, share: NodeShare, node: NodeFacts) -> int:
-    """Returns the least memory with which the node works, whatever `node.memory_bytes` says."""
+    """Returns the least memory with which the node works."""
     whole = whole_need(model, rank, share, node)
     matrices, blocks = _matrix_bytes(model, whole), pieces_of_blocks(model, rank, share)
     window = _window(blocks, matrices, node.keeping)
@@ -191,13 +191,13 @@ def smallest_bytes(model: ModelFacts, rank: int, share: NodeShare, node: NodeFac
 
 
 def node_seconds(model: ModelFacts, share: NodeShare, node: NodeFacts, need: NodeNeed) -> float:
-    """Predicts seconds of all layers in one sweep, in units of bytes / speed; reading overlaps computing."""
+    """Predicts a sweep's time in all layers, in units of bytes / speed."""
     loading = need.streamed_bytes / node.disk_bytes_per_s if node.disk_bytes_per_s else 0.0
     return max(model.num_layers * layer_bytes(model, share) / node.speed, loading)
 
 
 def head_seconds(model: ModelFacts, node: NodeFacts) -> float:
-    """Predicts seconds of the LM head for one token, in units of bytes / speed."""
+    """Predicts a token's time in the LM head, in units of bytes / speed."""
     return model.head_bytes / (node.head_speed or node.speed)
 
 
@@ -235,7 +235,7 @@ def _held(
 
 
 def _least(blocks: Sequence[Sequence[int]], matrices: int, window: int, keeping: Keeping) -> int:
-    """Returns the bytes of matrices that a node must hold at once."""
+    """Returns the bytes that a node must hold at once."""
     if keeping.pin == "all":
         return matrices
     least = max(smallest_ring(blocks, frozenset()), window)
@@ -243,7 +243,7 @@ def _least(blocks: Sequence[Sequence[int]], matrices: int, window: int, keeping:
 
 
 def _window(blocks: Sequence[Sequence[int]], matrices: int, keeping: Keeping) -> int:
-    """Returns the bytes of the ring that the user wants; 0 without a wish."""
+    """Returns the bytes of the ring that the user wants, else 0."""
     return min(keeping.window_bytes or keeping.window_blocks * max(map(sum, blocks)), matrices)
 
 

@@ -1,8 +1,8 @@
 """Predicts all-reduces and chooses the fastest collective (TPI-LLM, section 3.2 and appendix A.1).
 
 A node ends a phase once it has received everything and its messages have left. A message costs latency, transfer,
-encryption and copies. The slowest of link and ports (at both ends, shared by a phase's messages) limits transfer. With
-equal links of latency t and rate r, N nodes and B bytes:
+encryption and copies. The slowest of link and ports limits transfer; a phase's messages share ports. With equal links
+of latency t and rate r, N nodes and B bytes:
 
     star      2 t        + 2 (N-1) B / r             all to rank 0, and back
     mesh      t          + (N-1) B / r               all to all
@@ -32,7 +32,7 @@ class Hop(NamedTuple):
 
 
 def phases(collective: CollectiveName, size: int) -> Iterator[Sequence[Hop]]:
-    """Yields the messages of each phase of an all-reduce among `size` ranks."""
+    """Yields each phase's messages of an all-reduce."""
     if collective == "star":
         yield [Hop(rank, 0) for rank in range(1, size)]
         yield [Hop(0, rank) for rank in range(1, size)]
@@ -53,10 +53,11 @@ _PortSide = tuple[_Port, str]
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Seconds that messages cost at either end. Fitted to `tpiedge bench allreduce` over loopback on two Zen 4 cores
-    (CURVE, f32, 4 B to 1 MiB): star among 4 nodes 0.21 ms for 4 B, 0.40 for 32 KiB, 1.64 for 256 KiB; among 8 nodes
-    0.44, 0.89 and 3.42 ms; two nodes 0.09, 0.12 and 0.42 ms."""
+    """Seconds that messages cost at either end."""
 
+    # Fitted to `tpiedge bench allreduce` over loopback on two Zen 4 cores (CURVE, f32, 4 B to 1 MiB). Star among 4
+    # nodes: 0.21 ms for 4 B, 0.40 for 32 KiB, 1.64 for 256 KiB. Among 8 nodes: 0.44, 0.89, 3.42. Two nodes: 0.09, 0.12,
+    # 0.42.
     message_s: float = 20e-6  # of any message of an all-reduce that is one native call
     byte_s: float = 0.65e-9  # of each of its bytes: encryption or decryption, copies, the kernel
     wake_s: float = 25e-6  # once per phase: waking up a receiver that waited
@@ -68,15 +69,15 @@ _COSTS: Final = Costs()
 
 @dataclass(frozen=True, slots=True)
 class PairFacts:
-    """A link. `bytes_per_s` is None if unlimited or unknown."""
+    """A link. `bytes_per_s`: None if unlimited or unknown."""
 
     one_way_latency_s: float
     bytes_per_s: float | None = None
 
     @staticmethod
     def measured(round_trip_s: float, bytes_per_s: float) -> "PairFacts":
-        """Derives a link from an empty echo's round trip and the rate of a full echo's extra bytes. Subtracts
-        processing, because predictions add it. The rate is unlimited if processing takes most of the time."""
+        """Derives a link from an empty and a full echo."""
+        # Processing is subtracted, because predictions add it. If it takes most of the time, the rate is unlimited.
         latency_s = max(0.0, round_trip_s / 2 - 2 * _COSTS.message_s - _COSTS.wake_s)
         byte_s = 1 / bytes_per_s - 2 * _COSTS.byte_s if bytes_per_s >= 1 else 0.0
         return PairFacts(latency_s, 1 / byte_s if byte_s > _COSTS.byte_s else None)
@@ -84,14 +85,14 @@ class PairFacts:
 
 @dataclass(frozen=True)
 class NetworkFacts:
-    """The nodes by rank. `links` has pairs of ranks, in one order or both; ranks whose pair is missing cannot reach
-    each other. Rank 0 needs links to all ranks. `hosts` has each rank's machine; ranks on one machine share its `cores`
-    (default 1) and port. `round_trips_s`, by pair (lower rank first), is only shown to people."""
+    """The nodes by rank. Pairs without a link cannot reach each other. Rank 0 needs all links."""
 
-    links: Mapping[tuple[int, int], PairFacts]
+    links: Mapping[tuple[int, int], PairFacts]  # by pairs of ranks, in one order or both
+    #: Each rank's machine. Ranks on one machine share its port and cores.
     hosts: tuple[Host, ...]
-    cores: Mapping[Host, int] = field(default_factory=dict)
+    cores: Mapping[Host, int] = field(default_factory=dict)  # 1 by default
     costs: Costs = _COSTS
+    #: Only for people, by pair, lower rank first.
     round_trips_s: Mapping[tuple[int, int], float] = field(default_factory=dict)
 
     @property
@@ -126,11 +127,11 @@ class ChosenCollective:
 
 
 def choose(nbytes: int, facts: NetworkFacts) -> ChosenCollective:
-    """Chooses the fastest collective. `nbytes`: bytes per node as they travel (bf16 halves them). Two nodes always
-    exchange their parts: that takes one latency and the fewest bytes and messages."""
+    """Chooses the fastest collective. `nbytes`: per node, in the wire's precision."""
     known = {name: predict(name, nbytes, facts) for name in _CHOICES}
     seconds = {name: taken_s for name, taken_s in known.items() if taken_s is not None}
     near = [name for name, taken_s in seconds.items() if taken_s <= (1 + TIE) * min(seconds.values())]
+    # Of two nodes, a mesh takes one latency and the fewest bytes and messages.
     chosen: CollectiveName = "mesh" if facts.size == 2 else near[0]
     apart = [pair for pair in combinations(range(facts.size), 2) if facts.link(*pair) is None]
     if facts.size == 1:
@@ -147,8 +148,7 @@ def choose(nbytes: int, facts: NetworkFacts) -> ChosenCollective:
 
 
 def predict(collective: CollectiveName, nbytes: int, facts: NetworkFacts) -> float | None:
-    """Predicts the seconds of one all-reduce of `nbytes` per node as they travel; None if nodes cannot reach each
-    other."""
+    """Predicts an all-reduce's seconds. `nbytes`: per node, in the wire's precision."""
     ready = [0.0] * facts.size
     message_s = facts.costs.message_s if collective in _NATIVE else facts.costs.stepwise_s
     for phase in phases(collective, facts.size):
@@ -172,7 +172,7 @@ def predict(collective: CollectiveName, nbytes: int, facts: NetworkFacts) -> flo
 def _loads(
     phase: Sequence[Hop], nbytes: int, message_s: float, facts: NetworkFacts
 ) -> tuple[Mapping[_PortSide, float], Mapping[tuple[int, str], float]]:
-    """Returns (bytes of a phase through each port, seconds of work for each rank's messages)."""
+    """Returns bytes through each port, and seconds of work of each rank."""
     port_bytes: defaultdict[_PortSide, float] = defaultdict(float)
     rank_s: defaultdict[tuple[int, str], float] = defaultdict(float)
     host_s: defaultdict[tuple[Host, str], float] = defaultdict(float)
@@ -190,7 +190,7 @@ def _loads(
 
 
 def are_linked(size: int, collective: CollectiveChoice) -> bool:
-    """Whether every node has links to all other nodes, not only to rank 0."""
+    """Whether every node has links to all others."""
     return size == 2 or collective != "star"
 
 

@@ -1,12 +1,12 @@
 """Cuts a model into shares by the nodes' capacities. Pure.
 
-Time: step = max_i(fraction_i * layer_bytes / speed_i) + head_bytes / head_speed_0, because all-reduces end blocks and
-rank 0 computes the LM head alone; so the head does not move the split. Memory holds weights, KV cache and a fixed part,
-on rank 0 also the head. The split is by speed while parts fit; a full node streams weights, or leaves some to others
-(`fractions`).
+Time: step = max_i(fraction_i * layer_bytes / speed_i) + head_bytes / head_speed_0. All-reduces end blocks, and rank 0
+computes the LM head alone, so the head does not move the split. The split is by speed while parts fit. A full node
+streams weights, or leaves some to others.
 
-Attention and FFN are cut independently (TPI-LLM, section 3.1): attention at KV heads, or at query heads with replicated
-KV heads if more nodes take part."""
+Attention and FFN are cut independently (TPI-LLM, section 3.1). Attention is cut at KV heads. If more nodes take part,
+it is cut at query heads, with replicated KV heads.
+"""
 
 import math
 from bisect import bisect_left
@@ -38,7 +38,7 @@ _HasRoom: TypeAlias = Callable[[int, NodeShare], bool]  # whether a rank's node 
 
 @dataclass(frozen=True)
 class Plan:
-    """Shares in rank order, and costs. `layers_s`, `head_s`, `reduce_s` (all-reduces) are in units of bytes / speed."""
+    """Shares in rank order. `layers_s`, `head_s`, `reduce_s` (all-reduces): in units of bytes / speed."""
 
     shares: tuple[NodeShare, ...]
     needs: tuple[NodeNeed, ...]
@@ -53,15 +53,15 @@ class Plan:
 
 @dataclass(frozen=True)
 class ShareWeight:
-    """A node's relative weights, in any scale, in attention and FFN."""
+    """A node's relative weights, in any scale."""
 
     attention: float
     ffn: float
 
 
 def apportion(weights: Sequence[float], units: int) -> list[int]:
-    """Divides `units` in proportion to `weights` by largest remainder; the lower index wins a tie. Weights must be
-    finite, not negative and not all zero; weight zero gets nothing."""
+    """Divides `units` in proportion to `weights` by largest remainder. The lower index wins a tie. Weights must be
+    finite, not negative and not all zero; zero gets nothing."""
     total = math.fsum(weights)
     quotas = [weight / total * units for weight in weights]
     counts = [math.floor(quota) for quota in quotas]
@@ -78,7 +78,7 @@ def apportion(weights: Sequence[float], units: int) -> list[int]:
 def apportion_within(
     weights: Sequence[float], units: int, most: Callable[[int, int], int]
 ) -> list[int] | None:
-    """Divides `units` like `apportion`, but a node takes only `most(index, its part)`. None if units are left over."""
+    """Divides like `apportion`, with at most `most(index, part)` for a node."""
     full: dict[int, int] = {}
     while True:
         free = [0.0 if index in full else weight for index, weight in enumerate(weights)]
@@ -92,7 +92,7 @@ def apportion_within(
 
 
 def partition(shape: LayerShape, weights: Sequence[ShareWeight]) -> tuple[NodeShare, ...]:
-    """Returns shares in rank order that together cover every unit exactly once."""
+    """Returns shares, in rank order, that cover every unit once."""
     attention = [weight.attention for weight in weights]
     cut = heads_per_cut(shape, attention)
     counts = [cut * cuts for cuts in apportion(attention, shape.heads // cut)]
@@ -101,8 +101,7 @@ def partition(shape: LayerShape, weights: Sequence[ShareWeight]) -> tuple[NodeSh
 
 
 def heads_per_cut(shape: LayerShape, weights: Sequence[float]) -> int:
-    """Returns how many query heads lie between places where attention may be cut: those of a KV head, or 1 if KV heads
-    are too few."""
+    """Returns how many query heads lie between possible cuts."""
     takers = sum(weight > 0 for weight in weights)
     return 1 if takers > shape.kv_heads else shape.group_size
 
@@ -113,7 +112,7 @@ def intervals(counts: Sequence[int]) -> list[Share]:
 
 
 def parse_shares(text: str, nodes: int) -> tuple[ShareWeight, ...]:
-    """Parses '3,1,2' as three weights; 'a:f' gives attention and FFN different weights. Raises UserError."""
+    """Parses '3,1,2' or, for attention and FFN, 'a:f'. Raises UserError."""
     items = text.split(",")
     if len(items) != nodes:
         given, wanted = counted(len(items), "weight"), counted(nodes, "node")
@@ -162,7 +161,7 @@ def _check(model: ModelFacts, nodes: Sequence[NodeFacts], shares: tuple[NodeShar
 
 
 def solve(model: ModelFacts, nodes: Sequence[NodeFacts]) -> Plan | Infeasible:
-    """Finds shares with which the slowest node takes the least time, within all memories and disks; or why none fit."""
+    """Finds shares with the fastest slowest node, within all memories and disks."""
     bounds = [node_bound(model, rank, node) for rank, node in enumerate(nodes)]
     streaming = fractions(bounds)
     if streaming is None:
@@ -190,11 +189,11 @@ def _fastest(plans: Sequence[Plan | Infeasible]) -> Plan | None:
 def _of_fractions(
     model: ModelFacts, nodes: Sequence[NodeFacts], parts: Sequence[float], seconds: float
 ) -> list[Plan | Infeasible]:
-    """Makes plans of whole units; the last plan rounds the fractions `parts`. One head too many may make a node read
-    too much, so another plan may fit units into a time hardly longer than `seconds`."""
+    """Makes plans of whole units. The last plan rounds `parts`."""
     rounded = evaluate(model, nodes, [ShareWeight(part, part) for part in parts])
     if isinstance(rounded, Plan) and rounded.layers_s <= _CLOSE * seconds:
         return [rounded]
+    # One head too many may make a node read too much: try units that need hardly more than `seconds`.
     seconds_of = _timed(model, nodes)
     for slack in (1.0,) if seconds == math.inf else (*_SLACKS, math.inf):
         shares = _fit_whole_units(model.shape, parts, slack * seconds, seconds_of)
@@ -223,8 +222,7 @@ def _timed(model: ModelFacts, nodes: Sequence[NodeFacts]) -> _SecondsOf:
 def _fit_whole_units(
     shape: LayerShape, parts: Sequence[float], limit_s: float, seconds_of: _SecondsOf
 ) -> tuple[NodeShare, ...] | None:
-    """Fits attention, then the FFN, into every node's room and time, both in proportion to `parts`. Replicated KV heads
-    take room twice, so maybe only the largest nodes get attention."""
+    """Fits attention, then the FFN, into every node's room and time."""
 
     def has_room(rank: int, share: NodeShare) -> bool:
         return math.inf > seconds_of(rank, share) <= limit_s

@@ -1,2 +1,4 @@
-"""Sends workers the bytes of their shares: `server` at the master, `fetcher` at the worker, which fills its shard store
-through the `window` of open requests. No torch."""
+"""Sends workers the bytes of their shares. No torch.
+
+`server` runs at the master, `fetcher` at the worker. `window` holds the open requests.
+"""

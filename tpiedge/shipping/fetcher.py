@@ -1,4 +1,4 @@
-"""The worker's side of shipping: `fetch` fills the shard store with a share of a pack.
+"""Fills a worker's shard store with a share of a pack.
 
 Damaged ranges are requested again. After a crash `fetch` resumes from the last sync (every 64 MB or 2 s).
 """
@@ -51,8 +51,8 @@ def fetch(
     sync_bytes: int = 64 << 20,
     clock: Clock | None = None,
 ) -> ShardCopy:
-    """Fetches the missing part of `share`; the caller closes the copy. No other thread may use `spoke` (plane FILES).
-    `evict`: may delete unused packs. Raises PeerError, DiskFull, UserError, Cancelled, EndpointClosed."""
+    """Fetches the missing part of `share`. The caller closes the copy. `evict`: may delete unused packs. Raises
+    PeerError, DiskFull, UserError, Cancelled, EndpointClosed."""
     clock = clock or MonotonicClock()
     window = RequestWindow(spoke, identity, clock, stopped)
     if not store.has(identity):
@@ -100,7 +100,7 @@ def _transfer(
     count: Callable[[int], None],
     sync_bytes: int,
 ) -> LayerRanges:
-    """Writes bytes as they arrive, makes them durable in a second thread, and returns damaged ranges."""
+    """Writes arriving bytes. Returns damaged ranges."""
     damaged = {}
     spans = (_spans(layer, copy.pack.blob_id(layer), ranges) for layer, ranges in parts.items())
     arriving = window.stream(chain.from_iterable(spans))
@@ -167,7 +167,7 @@ def _spans(layer: int, blob: str, ranges: Sequence[HashedRange]) -> Iterator[Fil
 
 
 class Provision:
-    """An agent's transfers, one at a time. `connect` opens a spoke to the master's hub of the plane FILES."""
+    """An agent's transfers, one at a time. `connect` opens a spoke to the master's files hub."""
 
     def __init__(
         self, connect: Callable[[], ZmqSpoke], store: ShardStore, clock: Clock, local: Sequence[Pack] = ()
@@ -181,8 +181,7 @@ class Provision:
         self._lock = threading.Lock()  # the master takes one connection of this worker
 
     def fetch(self, order: Prepare, report: Report, cancelled: threading.Event, *, verify: bool) -> ShardCopy:
-        """Fetches the share; the caller closes the copy. `verify`: checks ranges on disk first. Raises as the function
-        `fetch`."""
+        """Fetches the share. The caller closes the copy. `verify`: checks the disk first."""
         share = NodeShare(Share(*order.attention), Share(*order.ffn))
         with self._locked(cancelled):
             if verify and self._store.has(order.pack):
@@ -203,7 +202,7 @@ class Provision:
         return copy
 
     def prefetch(self, order: Prefetch, cancelled: threading.Event) -> None:
-        """Fetches the shares that fit without eviction. Raises as the function `fetch`."""
+        """Fetches the shares that fit without eviction."""
         full: DiskFull | None = None
         with self._locked(cancelled), self._connect() as spoke:
             for attention, ffn in order.shares:
@@ -217,7 +216,7 @@ class Provision:
             raise full
 
     def held_bytes(self, pack: str) -> int:
-        """Returns the bytes of the pack's layers on this disk. Raises as ShardStore."""
+        """Returns the bytes of the pack's layers on this disk."""
         if not self._store.has(pack):
             return 0
         with self._store.open(pack) as copy:
@@ -225,7 +224,7 @@ class Provision:
 
     @contextlib.contextmanager
     def _locked(self, cancelled: threading.Event) -> Iterator[None]:
-        """Holds the lock, after the previous transfer has ended. Raises Cancelled if `cancelled` is set first."""
+        """Holds the lock. Raises Cancelled if `cancelled` is set first."""
         while not self._lock.acquire(timeout=0.1):
             if cancelled.is_set():
                 raise Cancelled("it was cancelled before it began")

@@ -1,8 +1,7 @@
-"""The master's side of shipping: a thread that answers requests for bytes of packs.
+"""Answers requests for bytes of packs, in a thread of the master.
 
-Only manifests, tables of hashes and blobs of layers of served packs are sent, never the embedding or the head, which
-only rank 0 uses. A worker has at most 8 requests waiting; further ones are dropped. Workers are served round robin, one
-chunk each; a worker that does not read is passed over.
+Only manifests, tables of hashes and layers of served packs are sent. A worker's requests beyond 8 waiting ones are
+dropped. Workers are served round robin, one chunk each. A worker that does not read is passed over.
 """
 
 import contextlib
@@ -31,9 +30,10 @@ _log = logging.getLogger(__name__)
 
 
 def _files_of(pack: Pack) -> Mapping[tuple[FilePart, str], tuple[Path, int]]:
-    """Returns (path, size) of each file that may be sent, by part and blob. Raises UserError."""
+    """Returns (path, size) of the files that may be sent."""
     found: dict[tuple[FilePart, str], tuple[Path, int]] = {}
     found["manifest", ""] = pack.path / MANIFEST_NAME, len(manifest_bytes(pack.path))
+    # Only rank 0 uses these.
     private = {pack.blob_id("embedding"), pack.blob_id("head")}
     for layer in pack.unique_layers:
         blob, path, layout = pack.blob_id(layer), pack.blob_path(layer), pack.layout(layer)
@@ -51,7 +51,7 @@ class _Requester:
 
 
 class ShipServer:
-    """Serves packs to admitted workers over `hub` (plane FILES), which it owns from `start` to `close`."""
+    """Serves packs to admitted workers. Owns `hub` (plane FILES) from `start` to `close`."""
 
     def __init__(self, hub: Endpoint, packs: Sequence[Pack], clock: Clock | None = None) -> None:
         self._hub = hub

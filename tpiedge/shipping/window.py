@@ -1,7 +1,7 @@
-"""Requests for bytes of files, several at a time, and their answers in order.
+"""Requests bytes of files, several at a time. Answers come in order.
 
-Chunks grow while they arrive quickly and shrink if one takes half a second. Requests that a broken connection or a
-restarted master lost are sent again; silence of 10 s raises PeerError.
+Chunks grow while they arrive quickly, and shrink if one takes half a second. Lost requests are sent again. Silence of
+10 s raises PeerError.
 """
 
 import secrets
@@ -20,8 +20,8 @@ _NOTHING = memoryview(b"")
 
 @dataclass(slots=True)
 class FileBytes:
-    """A range of a file of the fetched pack. `data` is empty before the answer, which also sets `total`, the file's
-    size according to the master. `layer` serves only labels and the caller."""
+    """A range of a file of the fetched pack. The answer sets `data` and `total`, the file's size according to the
+    master."""
 
     part: FilePart
     layer: int
@@ -40,7 +40,7 @@ class FileBytes:
 
 
 class RequestWindow:
-    """Asks for bytes of `pack` over `spoke`, which nothing else may use during a `stream`. Waits raise Cancelled once
+    """Asks for bytes of `pack`. Nothing else may use `spoke` during a `stream`. Waits raise Cancelled once
     `stopped()`."""
 
     def __init__(self, spoke: Endpoint, pack: str, clock: Clock, stopped: Callable[[], bool]) -> None:
@@ -56,7 +56,7 @@ class RequestWindow:
         self._duplicate: DuplicateName | None = None
 
     def stream(self, spans: Iterator[FileBytes]) -> Iterator[FileBytes]:
-        """Yields `spans` in order, in chunks; asks up to 8 MiB ahead. Raises PeerError, Cancelled, EndpointClosed."""
+        """Yields `spans` in order, in chunks. Raises PeerError, Cancelled, EndpointClosed."""
         self._open.clear()  # left by a stream that was given up
         self._heard_at = self._requested_at = self._clock.now()
         span = next(spans, None)

@@ -1,6 +1,6 @@
-"""Messages between processes. The only package that knows ZeroMQ.
+"""Sends messages between processes. Only this package knows ZeroMQ.
 
-`endpoint` is the interface and frames messages; `zeromq` (with `zeromq_endpoint`) implements it, and `mesh` joins
-several links. `keys`, `admission`, `monitor` and `cutting` identify, admit, observe and cut peers; `backlog` watches a
-hub's connections. `native_reducer` and `native_library` do an all-reduce in one call. `probe` looks at a port.
+`endpoint` is the interface; `zeromq` implements it. `mesh` joins several links. `keys` and `admission` identify and
+admit peers. `monitor` observes a spoke, `backlog` a hub. `cutting` ends connections. `native_reducer` does an
+all-reduce in one call. `probe` looks at a port.
 """

@@ -1,7 +1,7 @@
-"""Decides who may connect: ZeroMQ asks here (ZAP, RFC 27) before a CURVE handshake ends.
+"""Decides who may connect. ZeroMQ asks (ZAP, RFC 27) before a CURVE handshake ends.
 
-One thread per context answers. Every hub is a ZAP domain with a list of keys; other domains, keys and mechanisms are
-refused. A hub may let a few unknown keys in; only code that admits newcomers gets their messages.
+One thread per context answers. Every hub is a ZAP domain with a list of keys. A hub may let a few unknown keys in; only
+code that admits newcomers gets their messages.
 """
 
 import contextlib
@@ -30,30 +30,26 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class UnknownPeerPolicy:
-    """Admits at most `limit` peers with unknown keys, `per_address` of them from one address, each for `stay_s`.
-    Newcomers may replace the oldest peer after `grace_s`. With `accepts_ticket`, which the hub's thread calls, valid
-    tickets give `limit` further places, and peers without a place get `refusal`. A peer has one connection: a second
-    would take its route."""
+    """Limits the peers with unknown keys. A peer has one connection."""
 
     name_of: Callable[[str], str]
-    limit: int = 32
-    per_address: int = 16
+    limit: int = 32  # places for peers, and further places for peers with tickets
+    per_address: int = 16  # of `limit`, the most from one address
     stay_s: float = 20.0
-    grace_s: float = 3.0
-    accepts_ticket: Callable[[str, str], bool] | None = None
-    refusal: Message | None = None
+    grace_s: float = 3.0  # then a newcomer may replace the oldest peer
+    accepts_ticket: Callable[[str, str], bool] | None = None  # runs in the hub's thread
+    refusal: Message | None = None  # for peers without a place
 
 
 @dataclass(frozen=True, slots=True)
 class _UnknownPeer:
-    """A peer that must introduce itself before the time `until` (0: it has done so). `connection`: None before the
-    introduction, or if the connection is gone."""
+    """A peer with an unknown key."""
 
     key: str
     since: float
     address: str
-    until: float
-    connection: TcpConnection | None = None
+    until: float  # when its introduction is due; 0 after it
+    connection: TcpConnection | None = None  # None before the introduction, and if the connection is gone
     has_ticket: bool = False
 
     def may_be_connected(self, now: float) -> bool:
@@ -61,7 +57,7 @@ class _UnknownPeer:
 
 
 class Admission:
-    """The public keys (Z85) that one hub admits, each with a peer name. Any thread may change them."""
+    """The public keys (Z85) that a hub admits, each with a peer name. Thread-safe."""
 
     def __init__(
         self, allowed: Mapping[str, str], policy: UnknownPeerPolicy | None = None, clock: Clock | None = None
@@ -84,7 +80,7 @@ class Admission:
             self.admit(key, name)
 
     def may_be_unknown(self, name: str) -> bool:
-        """Whether the peer `name` ("" before its introduction) may have an unknown key."""
+        """Whether the peer's key may be unknown. `name`: "" before the introduction."""
         return self._policy is not None and (name in self._unknown or name not in self.admitted)
 
     def key_of(self, name: str) -> str | None:
@@ -99,7 +95,7 @@ class Admission:
             return key in self._names or key in self._denied
 
     def admit(self, key: str, name: str) -> None:
-        """Admits `key` as `name`, in place of the key that had this name. A connected peer of that name stays."""
+        """Admits `key` as `name`, instead of the old key of `name`."""
         if not is_key(key) or not name or "/" in name:
             raise UserError(f"not a public key and a peer name: {len(key)} characters, {name!r}")
         with self._lock:
@@ -109,7 +105,7 @@ class Admission:
             self._replace({**kept, key: name})
 
     def revoke(self, name: str, key: str = "") -> None:
-        """Refuses `key` and the key of `name`, even as unknown keys, until `admit`; drops what `name` still sends."""
+        """Refuses `key` and the key of `name` until `admit`. Drops what `name` still sends."""
         with self._lock:
             peer = self._unknown.pop(name, None)
             gone = [known for known, other in self._names.items() if other == name]
@@ -120,13 +116,13 @@ class Admission:
             self._replace({known: other for known, other in self._names.items() if other != name})
 
     def dismiss(self, name: str) -> None:
-        """Removes `name` if it is an unknown peer, which may come back."""
+        """Removes an unknown peer, which may come back."""
         with self._lock:
             if name in self._unknown:
                 self._dismiss(name)
 
     def expire(self) -> tuple[str, ...]:
-        """Removes overdue unknown peers. Returns the names of removed and replaced peers, to be disconnected."""
+        """Removes overdue unknown peers. Returns the peers to disconnect."""
         if self._policy is None:
             return ()
         with self._lock:
@@ -145,7 +141,7 @@ class Admission:
                 self._unknown[name] = replace(peer, until=0.0, connection=connection)
 
     def authenticate(self, key: str, address: str = "") -> str | None:
-        """Returns the name of the peer with `key`, known or unknown; None if the key is refused."""
+        """Returns the peer's name; None if the key is refused."""
         with self._lock:
             name = self._names.get(key)
             if name is None:
@@ -179,7 +175,7 @@ class Admission:
         return name
 
     def refusal(self, name: str, ticket: str, connection: TcpConnection | None) -> Message | None:
-        """Gives `name` a place if its `ticket` is valid and a place is free; else returns the refusal, if any."""
+        """Gives a place for a valid `ticket`, else returns the refusal."""
         policy, caller = self._policy, self._others.get(name)
         if policy is None or policy.accepts_ticket is None or caller is None or not caller.until:
             return None
@@ -202,7 +198,7 @@ class Admission:
         self._replace(self._names)
 
     def _remember(self, name: str, peer: _UnknownPeer) -> None:
-        """Remembers `peer`; forgets up to two old peers that are not connected, so that few are kept."""
+        # Forgets up to two old peers that are not connected, so that few are kept.
         for other in tuple(itertools.islice(self._others, 2)):
             one = self._others.pop(other)
             if one.may_be_connected(self._clock.now()):
@@ -213,7 +209,7 @@ class Admission:
         return [name for name, peer in self._unknown.items() if peer.has_ticket == has_ticket]
 
     def _make_room(self, group: list[str], limit: int, now: float) -> bool:
-        """Whether `group` has room for another peer; may remove the oldest peer for it."""
+        """Whether `group` has room. May remove the oldest peer."""
         assert self._policy is not None
         if len(group) < limit:
             return True
@@ -236,7 +232,7 @@ class Admission:
 
 
 class ZmqContext:
-    """A context and its ZAP thread. `close` waits until all sockets are closed. `io_threads` encrypt in parallel."""
+    """A context and its ZAP thread. `close` waits until all sockets are closed. `io_threads`: threads that encrypt."""
 
     def __init__(self, io_threads: int = 1) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads)
@@ -247,7 +243,7 @@ class ZmqContext:
         return self._context.socket(kind)
 
     def guard(self, admission: Admission) -> bytes:
-        """Returns a new ZAP domain that asks `admission`. Set it on a socket before the bind."""
+        """Returns a new ZAP domain. Set it before the bind."""
         if self._thread is None:
             # Bound before any hub exists: a hub without a ZAP handler would admit every key.
             requests = self._context.socket(zmq.REP)

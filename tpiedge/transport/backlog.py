@@ -1,11 +1,10 @@
-"""Watches a hub's connections: cuts those that flood it, and unauthenticated ones that stay.
+"""Watches a hub's connections. Cuts those that flood the hub, and unauthenticated ones that stay.
 
-libzmq's high-water mark counts messages, not bytes. And after libzmq 4.3.5 has stopped reading a connection, it aborts
-the process if that connection fails with a heartbeat buffered. So a hub's libzmq reads without a bound, and this module
-compares the kernel's count of received bytes with the bytes that the hub took.
+libzmq's high-water mark counts messages, not bytes. And libzmq 4.3.5 may abort the process if it stops reading a
+connection. So libzmq reads without a bound here. This module compares the kernel's count of received bytes with the
+hub's.
 
-A connection is unauthenticated until its peer is introduced, and once the peer is no longer admitted. Such connections
-are limited in time and, per address and in all, in number: the fullest address loses its oldest connection.
+Unauthenticated connections are limited in time and number. The fullest address loses its oldest connection.
 """
 
 import contextlib
@@ -58,7 +57,7 @@ _log = logging.getLogger(__name__)
 
 
 def overfull_address(addresses: Sequence[str]) -> str | None:
-    """Returns the address with too many unauthenticated connections, or None. The last of `addresses` is new."""
+    """Returns the overfull address. The last of `addresses` is new."""
     counts = Counter(addresses)
     if counts[addresses[-1]] > UNAUTHENTICATED_PER_ADDRESS:
         return addresses[-1]
@@ -66,32 +65,30 @@ def overfull_address(addresses: Sequence[str]) -> str | None:
 
 
 def curve_bytes(frame_bytes: int) -> int:
-    """Returns a frame's bytes on the connection, with CURVE, flags and length."""
+    """Returns a frame's bytes on the connection, with CURVE."""
     encrypted = frame_bytes + _CURVE_BYTES
     return encrypted + (2 if encrypted <= 255 else 9)
 
 
 @dataclass(slots=True, eq=False)
 class Flow:
-    """One connection. The hub adds received wire bytes to `taken`, and sets `route` and `name` at the introduction.
-    `flooded`: cut for too many bytes. `left`: bytes waiting at the last check. `since`: when it became unauthenticated.
-    `until`: when it is cut unless authenticated."""
+    """One connection."""
 
     route: bytes = b""
     name: str = ""
-    taken: int = 0
+    taken: int = 0  # wire bytes that the hub received
     cut: bool = False
-    flooded: bool = False
-    left: int = 0
-    since: float = 0.0
-    until: float = math.inf
+    flooded: bool = False  # cut for too many bytes
+    left: int = 0  # bytes that waited at the last check
+    since: float = 0.0  # when it became unauthenticated
+    until: float = math.inf  # when it is cut unless authenticated
     _taken: int = 0
     _idle_since: int = 0
     # Received bytes of the previous connection with the same descriptor and inode.
     _other: int = 0
 
     def waiting(self, taken: int, arrived: int, segments: int) -> tuple[int, int]:
-        """Returns (waiting bytes, segments since a message was last taken). Read `taken` before `arrived`."""
+        """Returns (waiting bytes, idle segments). Read `taken` before `arrived`."""
         if taken != self._taken:
             self._taken, self._idle_since = taken, segments
         self._other = max(self._other, taken - arrived)
@@ -100,8 +97,10 @@ class Flow:
 
 
 class Backlog:
-    """Watches one ROUTER in a thread until `close`; make the Backlog before the bind. At most `limit` bytes of an
-    admitted peer may wait. While ended connections have left more than `limit` unread bytes, new ones are cut."""
+    """Watches one ROUTER in a thread until `close`. Make the Backlog before the bind.
+
+    `limit`: bytes of one admitted peer that may wait. If ended connections left more unread bytes, new ones are cut.
+    """
 
     def __init__(self, router: zmq.Socket[bytes], limit: int, admission: Admission) -> None:
         self._router = router
@@ -126,13 +125,13 @@ class Backlog:
             self._thread.start()
 
     def flow(self, connection: TcpConnection | None) -> Flow:
-        """Returns the flow of a connection over which the owner has received a message."""
+        """Returns the flow of a connection that sent a message."""
         if connection is None or not SUPPORTED:  # a stored flow would never be removed
             return Flow()
         return self._flows.setdefault(connection, Flow())
 
     def close(self) -> None:
-        """Stops watching; call it before the ROUTER is closed. Idempotent."""
+        """Stops watching. Call it before the ROUTER is closed. Idempotent."""
         if not self._closing:
             self._closing = True
             self._router.disable_monitor()
@@ -147,7 +146,7 @@ class Backlog:
                     self._look()
 
     def _read_events(self) -> None:
-        """Limits new connections before they use up the process's descriptors."""
+        """Limits new connections, which use up descriptors."""
         self._due = min(self._due, time.monotonic() + _PERIOD_S)
         with contextlib.suppress(zmq.Again):
             for _ in range(_MOST_AT_ONCE):

@@ -1,7 +1,6 @@
-"""Ends TCP connections of a ZeroMQ socket by shutting down the file descriptor, because ZeroMQ has no call for that.
-libzmq sees the peer hang up.
+"""Ends TCP connections of a ZeroMQ socket by shutting down the file descriptor. ZeroMQ has no call for that.
 
-(Taking over the peer's routing id instead leaves an engine without a pipe, which libzmq 4.3.5 does not survive.)
+(Taking over the peer's routing id leaves an engine without a pipe. libzmq 4.3.5 does not survive this.)
 """
 
 import contextlib
@@ -16,7 +15,8 @@ FAREWELL_S: Final = 0.25
 
 
 class TcpConnection(NamedTuple):
-    """A file descriptor and the connection's inode, because descriptors are reused. `address`: the peer's address."""
+    """A connection's file descriptor and inode, and the peer's address. Descriptors are reused; inodes tell connections
+    apart."""
 
     descriptor: int
     inode: int
@@ -24,8 +24,7 @@ class TcpConnection(NamedTuple):
 
 
 def connection_of(descriptor: str | int, port: int, address: str = "") -> TcpConnection | None:
-    """Returns the connection of `descriptor` (a frame's property `__fd`, or an event's value), or None if it is gone.
-    Descriptors are reused, so only a TCP connection to `port`, and from `address` if given, counts."""
+    """Returns the open TCP connection of `descriptor`, if `port` and `address` match."""
     with contextlib.suppress(OSError, ValueError):
         connection = TcpConnection(int(descriptor), os.fstat(int(descriptor)).st_ino)
         with borrowed(connection) as lent:
@@ -45,7 +44,7 @@ def is_open(connection: TcpConnection) -> bool:
 
 @contextlib.contextmanager
 def borrowed(connection: TcpConnection) -> Iterator[socket.socket]:
-    """Lends the socket for a short look; libzmq may close it meanwhile. Raises OSError if it is closed."""
+    """Lends the socket, which libzmq may close meanwhile. Raises OSError."""
     if not is_open(connection):
         raise OSError(errno.EBADF, "the connection is gone")
     lent = socket.socket(fileno=connection.descriptor)

@@ -1,7 +1,7 @@
-"""The transport's interface: a hub with many spokes, and messages as frames.
+"""Defines the transport's interface: a hub with many spokes.
 
-A frame is an encoded message and its tensor's raw bytes. Messages of a connection arrive in order until it breaks. One
-thread owns an endpoint; others may call `post` and `close` and read the counters.
+A frame is an encoded message and its tensor's raw bytes. A connection's messages arrive in order. One thread owns an
+endpoint; others may call `post` and `close` and read counters.
 """
 
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ class EndpointClosed(TpiedgeError):
 
 
 class Unreachable(PeerError):
-    """The peer `peer` is not connected, or takes no more frames."""
+    """The peer `peer` is not connected, or takes no frame."""
 
     def __init__(self, peer: str, waited_s: float) -> None:
         super().__init__(f"{peer} cannot be reached (waited {waited_s:.1f} s)")
@@ -51,7 +51,7 @@ class MalformedMessage(ProtocolError):
 
 
 class LinkReset(PeerError):
-    """The connection of `peer` broke and was made anew: messages may be lost. `broke`: a text that says so."""
+    """The connection of `peer` was made anew. Messages may be lost. `broke`: a text about it."""
 
     def __init__(self, peer: str, cause: str = "") -> None:
         self.broke = f"broke and was made anew{cause and ': '}{cause}"
@@ -60,7 +60,7 @@ class LinkReset(PeerError):
 
 
 class DuplicateName(PeerError):
-    """The hub `hub` already serves a living process of the same name."""
+    """The hub already serves a living process of the same name."""
 
     def __init__(self, hub: str, name: str) -> None:
         super().__init__(
@@ -70,7 +70,7 @@ class DuplicateName(PeerError):
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """A received message. `tensor`: a read-only view of the received bytes; None without a tensor header."""
+    """A received message. `tensor`: a read-only view of the received bytes."""
 
     sender: str
     message: Message
@@ -79,14 +79,13 @@ class Envelope:
 
 @dataclass(frozen=True, slots=True)
 class Plane:
-    """Limits in bytes; `queue_length`: messages per peer and direction. `waiting_limit`: bytes of a peer that may wait
-    at a hub beside one message. `prompt`: a post or close ends a wait at once, else within 20 ms."""
+    """Limits of a link, in bytes."""
 
     header_limit: int
     tensor_limit: int
-    queue_length: int
-    waiting_limit: int = 1 * MIB
-    prompt: bool = True
+    queue_length: int  # messages per peer and direction
+    waiting_limit: int = 1 * MIB  # bytes of a peer that may wait at a hub beside one message
+    prompt: bool = True  # a post or close ends a wait at once, else within 20 ms
 
     @property
     def frame_limit(self) -> int:
@@ -112,7 +111,7 @@ FILES = Plane(MAX_TENSOR_HEADER, MAX_FILE_CHUNK, 8)
 
 
 def frame_of(message: Message, tensor: Buffer | None, plane: Plane) -> bytes:
-    """Encodes a message. Raises ProtocolError if the message breaks limits of `plane` or does not fit the tensor."""
+    """Encodes a message. Raises ProtocolError."""
     view = None if tensor is None else memoryview(tensor)
     _check_tensor(message, None if view is None else view.nbytes, plane)
     header = encode(message, plane.header_limit)
@@ -124,7 +123,7 @@ def names_of(to: str | Sequence[str] | None) -> Sequence[str | None]:
 
 
 def read_frame(sender: str, frame: Buffer, plane: Plane) -> Envelope:
-    """Decodes a frame of `frame_of`; raises MalformedMessage."""
+    """Decodes a frame. Raises MalformedMessage."""
     data = memoryview(frame).toreadonly()
     try:
         if not data or data[0] != FLAT_MARK:
@@ -155,7 +154,7 @@ def _check_tensor(message: Message, count: int | None, plane: Plane) -> None:
 
 @dataclass(slots=True)
 class Counters:
-    """Counts of an endpoint. `refused`: handshakes and messages that no honest peer makes."""
+    """Counts of an endpoint. `refused`: handshakes and messages of no honest peer."""
 
     refused: int = 0
     bytes_sent: int = 0
@@ -163,7 +162,7 @@ class Counters:
 
 
 class Endpoint:
-    """A hub or a spoke. Calls on a hub must name the peer in `to`."""
+    """A hub or a spoke. A hub needs the peer in `to`."""
 
     address: str
 
@@ -179,13 +178,12 @@ class Endpoint:
         to: str | Sequence[str] | None = None,
         timeout_s: float | None = None,
     ) -> None:
-        """Encodes a message once and sends it to each peer, waiting up to `timeout_s` (None: SEND_TIMEOUT_S) for each.
-        Raises Unreachable for the first peer that does not take the message; later peers get nothing. Raises
+        """Sends to each peer in order, each within `timeout_s`. Stops with Unreachable at the first failure. Raises
         ProtocolError before sending."""
         self.send_frame(frame_of(message, tensor, self._plane), to, timeout_s)
 
     def recv(self, timeout_s: float) -> Envelope | None:
-        """Returns the next message, or None. Call it again after MalformedMessage, LinkReset or DuplicateName."""
+        """Returns the next message. Call again after MalformedMessage, LinkReset or DuplicateName."""
         received = self.recv_frame(timeout_s)
         if received is None:
             return None
@@ -198,21 +196,20 @@ class Endpoint:
     def send_frame(
         self, frame: Buffer, to: str | Sequence[str] | None = None, timeout_s: float | None = None
     ) -> None:
-        """Sends a frame from `frame_of` without checks; otherwise as `send`."""
+        """Sends a frame of `frame_of` like `send`, without checks."""
         raise NotImplementedError
 
     def recv_frame(self, timeout_s: float) -> tuple[str, memoryview] | None:
-        """Returns sender and frame, undecoded; otherwise as `recv`."""
+        """Returns (sender, frame) like `recv`, undecoded."""
         raise NotImplementedError
 
     def reducer(self, _exchange: "Exchange") -> "Reduce | None":
-        """Returns a native all-reduce; None if it is impossible or would not help."""
+        """Returns a native all-reduce; None if useless or impossible."""
         return None
 
     def post(self, message: Message | Sequence[Message], to: str | None = None) -> None:
-        """Queues messages without tensors, from any thread. The endpoint's owner sends queued messages inside its next
-        `recv` or `send`. A spoke keeps a message until the hub takes it; a hub drops messages if `to` is gone. Raises
-        ProtocolError."""
+        """Queues messages, from any thread. The owner's next `recv` or `send` sends them. A hub drops messages to
+        absent peers."""
         messages = message if isinstance(message, Sequence) else (message,)
         self._queue([(frame_of(one, None, self._plane), to) for one in messages])
 
@@ -224,5 +221,5 @@ class Endpoint:
         raise NotImplementedError
 
     def close(self) -> None:
-        """Frees everything; a wait in progress ends with EndpointClosed. Idempotent."""
+        """Frees everything. Ends a wait with EndpointClosed. Idempotent."""
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""CURVE key pairs, which identify a node; the versions of ZeroMQ, and whether it can encrypt."""
+"""CURVE key pairs, which identify a node."""
 
 import re
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ _KEY = re.compile(f"[{re.escape(z85.Z85CHARS.decode())}]{{40}}")
 
 @dataclass(frozen=True, slots=True)
 class CurveKeys:
-    """A key pair in Z85 (40 characters each). `repr`, and so a log, does not show the secret."""
+    """A key pair in Z85 (40 characters each). `repr` hides the secret."""
 
     public: str
     secret: str = field(repr=False)
@@ -31,7 +31,6 @@ def public_of(secret: str) -> str:
 
 
 def key_bytes(text: str) -> bytes:
-    """Returns the 32 bytes of a valid key."""
     return bytes(z85.decode(text.encode("ascii")))
 
 
@@ -40,5 +39,5 @@ def key_text(raw: bytes) -> str:
 
 
 def zeromq_versions() -> tuple[str, bool]:
-    """Returns a text like 'pyzmq 27.1.0, libzmq 4.3.5', and whether libzmq can encrypt, as links must."""
+    """Returns the versions as text, and whether libzmq can encrypt."""
     return f"pyzmq {zmq.pyzmq_version()}, libzmq {zmq.zmq_version()}", zmq.has("curve")

@@ -1,7 +1,7 @@
-"""One endpoint over the links of a rank: a hub for peers that connect to it, and spokes to peers that listen.
+"""One endpoint over the links of a rank: a hub and spokes.
 
-Its all-reduces may run in native calls. Messages of one peer stay in order of arrival: the frames that a native reducer
-holds return to the links before Python sends or receives, and before another reducer runs.
+All-reduces may run in native calls. A peer's messages stay in order: frames that a native reducer holds return to the
+links before Python or another reducer uses the links.
 """
 
 import functools
@@ -118,7 +118,7 @@ class ZmqMesh(Endpoint):
                 end.close()
 
     def _receive_in_turn(self) -> tuple[str, memoryview] | None:
-        """Receives a frame from the links in turn, so that no peer blocks the others."""
+        """Receives a frame from the links in turn."""
         for _ in self._ends:
             end = self._ends[self._next]
             self._next = (self._next + 1) % len(self._ends)

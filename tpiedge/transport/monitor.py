@@ -1,4 +1,4 @@
-"""Observes a spoke's attempts to connect: libzmq tries for ever and reports no error."""
+"""Observes a spoke's attempts to connect. libzmq tries for ever and reports no error."""
 
 import math
 import threading
@@ -10,7 +10,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 
 class LinkState(Enum):
-    """WAITING: for the first or a new handshake. REFUSED: by a hub, perhaps a false one. FAILED: wrong key."""
+    """WAITING: for a handshake. REFUSED: by a hub, perhaps a false one. FAILED: wrong key."""
 
     WAITING = "waiting"
     UP = "up"
@@ -32,7 +32,7 @@ _CERTAIN = 2
 
 
 class LinkMonitor:
-    """Watches one socket. Make it before the socket connects; close it before the socket. One thread may wait."""
+    """Watches one socket. Make it before the connect; close it before the socket. One thread may wait."""
 
     def __init__(self, socket: zmq.Socket[bytes]) -> None:
         self._lock = threading.Lock()
@@ -43,7 +43,7 @@ class LinkMonitor:
         self.state = LinkState.WAITING
 
     def wait(self, timeout_s: float) -> LinkState:
-        """Waits up to `timeout_s` until the link is UP, REFUSED or has FAILED twice. Returns the state."""
+        """Waits until the link is UP, REFUSED or twice FAILED."""
         deadline = time.monotonic() + timeout_s
         self.poll()  # what has happened already costs no time
         while not self.is_final and self._read_event(max(0.0, deadline - time.monotonic())):
@@ -58,7 +58,7 @@ class LinkMonitor:
         return self.state
 
     def gave_up(self) -> bool:
-        """Whether libzmq leaves a break unmended, as after bytes that it cannot decrypt. True once per break."""
+        """Whether libzmq will not mend a break. True once per break."""
         self.poll()
         if self._broken_at is None or time.monotonic() - self._broken_at < _RETRY_S:
             return False

@@ -1,8 +1,7 @@
-"""Finds the native side of the transport (`native/`) and pyzmq's own libzmq, on whose sockets the native side works.
+"""Finds the native side of the transport (`native/`) and pyzmq's own libzmq.
 
-Python code takes over if pyzmq's libzmq is uncertain (not on Linux, inside the extension, two copies), or if the native
-side is not built or is switched off. TPIEDGE_FAST_LINK=0 switches off all but the packing, TPIEDGE_NATIVE=0 also the
-packing and the kernels.
+Python code takes over if either is missing or pyzmq's libzmq is uncertain. TPIEDGE_FAST_LINK=0 switches off all but the
+packing, TPIEDGE_NATIVE=0 also the packing and the kernels.
 """
 
 import ctypes
@@ -44,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 
 class ReducePlan(ctypes.Structure):
-    """Parameters that the all-reduces of one shape share, as in native/interface.cpp."""
+    """Parameters of all-reduces of one shape, as in native/interface.cpp."""
 
     _fields_ = (
         ("combine", _size),
@@ -91,7 +90,7 @@ def transport_library() -> TransportLibrary | None:
 
 
 def packing_library() -> ctypes.CDLL | None:
-    """Returns the library for packing (`native/wire.h`), which needs no libzmq."""
+    """Returns the library for packing, which needs no libzmq."""
     return None if os.environ.get("TPIEDGE_NATIVE") == "0" else _loaded()
 
 
@@ -107,7 +106,7 @@ def _loaded() -> ctypes.CDLL | None:
 
 @functools.cache
 def _zmq_functions() -> "ctypes.Array[ctypes.c_void_p]":
-    """Returns the addresses of _FUNCTIONS in pyzmq's libzmq. Raises OSError if that libzmq is uncertain."""
+    """Returns the addresses of _FUNCTIONS in pyzmq's libzmq. Raises OSError if uncertain."""
     if not sys.platform.startswith("linux"):
         raise OSError(f"which libzmq pyzmq uses is not known on {sys.platform}")
     extension = sys.modules[zmq.backend.Socket.__module__].__file__

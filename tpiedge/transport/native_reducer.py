@@ -1,7 +1,7 @@
-"""Does steady-state all-reduces in one native call: `native/reducer.h` on one or several sockets.
+"""Does steady-state all-reduces in one native call (`native/reducer.h`).
 
-Right after a wake-up a Python call costs several times the usual. If anything unforeseen happens, the native side stops
-and loses nothing: `recv_frame` first returns the received frames that were not used.
+After a wake-up a Python call costs several times the usual. At anything unforeseen the native side stops and loses
+nothing: `recv_frame` first returns the unused frames.
 """
 
 import ctypes
@@ -24,7 +24,7 @@ DONE: Final = -1
 
 
 class Combine(IntEnum):
-    """The role of this endpoint. The native call stops if a sum of f32 is not finite."""
+    """The role of this endpoint. A non-finite f32 sum stops the call."""
 
     TAKE = 0
     """Send the own part, replace it by the answer."""
@@ -36,18 +36,16 @@ class Combine(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """Parameters that the all-reduces of one shape share. `rank`: the own part's place in the order of summation (SUM:
-    0). All parts and the sum are rounded to `precision`; sums of i32 wrap around. `header` begins the frame to send;
-    `answers`: the headers to expect of peers, in the order of ranks. A call writes its `place` at PLACE_AT of each
-    header. `scratch`: room for a tensor of f32 or int32, which every call overwrites."""
+    """Parameters of all-reduces of one shape. Parts and sum are rounded to `precision`; i32 wraps around. A call writes
+    its `place` at PLACE_AT of each header."""
 
     combine: Combine
-    rank: int
+    rank: int  # the own part's place in the sum (SUM: 0)
     precision: SummandPrecision
     shape: tuple[int, int]
-    header: bytes
-    answers: Mapping[str, bytes]
-    scratch: bytearray
+    header: bytes  # begins the frame to send
+    answers: Mapping[str, bytes]  # the expected headers of peers, in the order of ranks
+    scratch: bytearray  # room for a tensor of f32 or int32
 
 
 Reduce = Callable[[bytes, int], int]
@@ -58,7 +56,7 @@ received. Never raises."""
 
 
 class ReceivedFrame:
-    """A copy of a frame that native code received, with the needed methods of `zmq.Frame`."""
+    """A frame that native code received, like `zmq.Frame`."""
 
     def __init__(self, view: View) -> None:
         self.buffer = memoryview(ctypes.string_at(view.frame, view.frame_bytes))
@@ -69,13 +67,13 @@ class ReceivedFrame:
         return len(self.buffer)
 
     def get(self, name: str) -> str:
-        """Returns User-Id (the name from `admission`), __fd (the file descriptor), or ""."""
+        """Returns User-Id (the peer's name), __fd (the file descriptor), or ""."""
         return self._properties.get(name, "")
 
 
 class NativeReducer:
-    """All-reduces over the `links` of the peers, in order. `open` it for the present routes and admissions; `close` it
-    after anything unforeseen. For the sockets' owner only."""
+    """All-reduces over `links`, in order. For the sockets' owner only. `open` again after changed routes or admissions;
+    `close` after anything unforeseen."""
 
     def __init__(self, library: TransportLibrary, exchange: Exchange, links: Sequence["ZmqEndpoint"]) -> None:
         rows, columns = exchange.shape
@@ -95,8 +93,8 @@ class NativeReducer:
         self._wire_bytes = curve_bytes(self.frame_bytes)
 
     def open(self, first: "ZmqEndpoint") -> bool:
-        """Opens the native side; returns False if a route is missing. `run` does nothing once `first.changes` grows."""
-        # The count is read first: a change from here on shows. The counter must live as long as the handle.
+        """Opens the native side. Returns False if a route is missing."""
+        # The count is read first: once it grows, `run` does nothing. The counter must live as long as the handle.
         self._changes = first.changes
         self._plan.changes, self._plan.seen = ctypes.addressof(self._changes), self._changes.value
         self._flows.clear()
@@ -114,7 +112,7 @@ class NativeReducer:
         return True
 
     def run(self, place: bytes, tensor: int) -> int:
-        """Runs as `Reduce` says. A result below DONE: done, but further frames wait for the next `run` or `requeue`."""
+        """Runs as `Reduce` says. A result below DONE: further frames wait."""
         return int(self._dll.tpiedge_reducer_run(self.handle, place, tensor))
 
     def count_received(self) -> None:
@@ -124,7 +122,7 @@ class NativeReducer:
             flow.taken += self._wire_bytes
 
     def requeue(self) -> None:
-        """Returns unused frames to their links; later parts of a multipart message stay in the socket."""
+        """Returns unused frames to their links."""
         view = View()
         for index in range(self._dll.tpiedge_reducer_received(self.handle)):
             self._dll.tpiedge_reducer_view(self.handle, index, ctypes.byref(view))
@@ -133,7 +131,7 @@ class NativeReducer:
         self._dll.tpiedge_reducer_release(self.handle)
 
     def close(self) -> None:
-        """Frees the handle; `open` makes another. Idempotent."""
+        """Frees the handle. Idempotent."""
         if self.handle is not None:
             self.handle = None
             self._finalizer()

@@ -1,4 +1,4 @@
-"""Looks at a port from outside, to explain a connection that fails or breaks."""
+"""Looks at a port, to explain why a connection fails."""
 
 import contextlib
 import fcntl
@@ -14,7 +14,7 @@ _POLL_S = 0.02
 
 
 class Listener(Enum):
-    """The listener at a port: none, no answer, ZeroMQ with CURVE (like a master), or another one."""
+    """The listener at a port. CURVE: ZeroMQ with CURVE."""
 
     NOBODY = "nobody"
     UNREACHABLE = "unreachable"
@@ -23,7 +23,7 @@ class Listener(Enum):
 
 
 def probe(host: str, port: int, timeout_s: float) -> Listener:
-    """Connects, exchanges ZeroMQ greetings and hangs up. Returns what listens."""
+    """Exchanges ZeroMQ greetings and hangs up. Returns what listens."""
     deadline = time.monotonic() + timeout_s
     try:
         connection = socket.create_connection((host, port), timeout_s)
@@ -45,8 +45,7 @@ def probe(host: str, port: int, timeout_s: float) -> Listener:
 
 
 def passes_large_packets(host: str, port: int, timeout_s: float) -> bool | None:
-    """Returns whether the peer confirms the longest packets of the path MTU, or None if there is no connection or the
-    system does not tell. Tries twice because links may be lossy: may take four times `timeout_s`."""
+    """Returns whether the longest packets pass, if known. Takes up to four times `timeout_s`."""
     try:
         return _passes_large_packets(host, port, timeout_s) or _passes_large_packets(host, port, timeout_s)
     except OSError:

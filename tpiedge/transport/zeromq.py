@@ -1,9 +1,9 @@
-"""Hub and spokes over ZeroMQ: ROUTER and DEALER, always with CURVE.
+"""Implements hub and spokes over ZeroMQ: ROUTER and DEALER, always with CURVE.
 
-A key identifies a peer. `admission` gives the key a name. A connection's first frame shows whether the routing id,
-`name/nonce/ticket`, has that name; from then on the id identifies the peer. Only this hub learns the nonce, so no other
-process can take over the route. A second process with the key has another nonce, and is refused while the first is
-connected. A spoke announces every connection with one empty frame, so the hub sees breaks that libzmq mends silently.
+A key identifies a peer; `admission` names it. A connection's first frame must have a routing id of that name:
+`name/nonce/ticket`. Only this hub learns the nonce, so no other process can take over the route. A second process with
+the key is refused while the first is connected. A spoke begins every connection with an empty frame, so the hub notices
+mended breaks.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ _ADVICE = {
 
 @dataclass(frozen=True, slots=True)
 class _Peer:
-    """The peer behind a route. `connection`: None if the connection was gone when its probe was received."""
+    """The peer behind a route. `connection`: None if already gone at the introduction."""
 
     name: str
     address: str
@@ -47,7 +47,7 @@ class _Peer:
 
 
 class ZmqHub(ZmqEndpoint):
-    """Binds `address` (tcp://HOST:PORT; PORT may be *). `allowed`: names by key; only `unknown` admits others."""
+    """Binds `address` (tcp://HOST:PORT; PORT may be *). `allowed`: names by key."""
 
     def __init__(
         self,
@@ -101,18 +101,18 @@ class ZmqHub(ZmqEndpoint):
         return None if peer is None or name not in self.admission.admitted else (route, peer.flow)
 
     def address_of(self, name: str) -> str:
-        """Returns the IP address of a connected peer, "" if unknown. For any thread."""
+        """Returns a connected peer's IP address, else "". Thread-safe."""
         peer = self._known.get(self._routes.get(name, b""))
         return "" if peer is None else peer.address
 
     def is_connected(self, name: str) -> bool:
-        """Whether the kernel has a connection of `name`. If packets vanish, the kernel notices only after seconds."""
+        """Whether the kernel has a connection. Lost packets show only after seconds."""
         with self.lock:
             route = self._routes.get(name)
             return route is not None and not self._closed and self._is_alive(route)
 
     def disconnect(self, name: str, farewell: Message | None = None) -> None:
-        """Ends the connection of a peer no longer admitted: at once or, with a `farewell`, in a later `recv`."""
+        """Ends a removed peer's connection: at once or, with a `farewell`, in a later `recv`."""
         with self.lock:
             route = self._routes.pop(name, None)
             if route is None or self._closed:
@@ -153,7 +153,7 @@ class ZmqHub(ZmqEndpoint):
         return True
 
     def _wait_to_send(self, timeout_s: float) -> None:
-        """Waits, and receives meanwhile, because the peer may have to introduce itself."""
+        """Waits, and receives meanwhile: the peer may have to introduce itself."""
         held_bytes = sum(len(item[1]) for item in self._held if isinstance(item, tuple))
         if len(self._held) >= 256 or held_bytes >= self._plane.backlog_limit:
             time.sleep(timeout_s)
@@ -184,7 +184,7 @@ class ZmqHub(ZmqEndpoint):
         return self._received(peer.name, frame)
 
     def _introduce(self, route: bytes, frame: Frame) -> Item | None:
-        """Reads a connection's first frame, the probe, and decides whether `route` leads to its sender."""
+        """Reads a connection's first frame. Decides whether `route` leads to its sender."""
         # The name that `admission` gave the connection.
         user: str = frame.get("User-Id")  # type: ignore[assignment]
         address: str = frame.get("Peer-Address")  # type: ignore[assignment]
@@ -233,7 +233,7 @@ class ZmqHub(ZmqEndpoint):
         return LinkReset(user, flood if before.flow.flooded else "")
 
     def _is_alive(self, route: bytes) -> bool:
-        """Whether `route` is connected: sends a frame that spokes ignore."""
+        """Whether `route` is connected. Sends a frame that spokes ignore."""
         try:
             self.socket.send_multipart([route, PROBE], zmq.NOBLOCK)
         except zmq.ZMQError as error:
@@ -242,7 +242,7 @@ class ZmqHub(ZmqEndpoint):
 
 
 class ZmqSpoke(ZmqEndpoint):
-    """Connects to the hub at `address`, and again after every break. A valid `ticket` gives an unknown key a place."""
+    """Connects to the hub at `address`, and again after breaks. `ticket`: gives an unknown key a place."""
 
     _keeps_posts = True
 
@@ -289,11 +289,11 @@ class ZmqSpoke(ZmqEndpoint):
         return (b"", self._flow) if name == self._hub_name else None
 
     def _idle(self) -> None:
-        """Connects anew after bytes that libzmq cannot decrypt, because libzmq does not mend such a link."""
         now = time.monotonic()
         if now < self._look_at:
             return
         self._look_at = now + _LOOK_S
+        # After bytes that libzmq cannot decrypt, it does not mend the link.
         if self.monitor.gave_up():
             with contextlib.suppress(zmq.ZMQError):  # it may no longer know the address
                 self.socket.disconnect(self.address)

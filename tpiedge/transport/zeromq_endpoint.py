@@ -1,4 +1,4 @@
-"""The common part of hub and spoke over ZeroMQ: setting up sockets, sending, receiving, waiting and closing."""
+"""The common part of hub and spoke over ZeroMQ."""
 
 import contextlib
 import ctypes
@@ -69,7 +69,7 @@ def _configure(link: zmq.Socket[bytes], keys: CurveKeys, plane: Plane) -> None:
 
 
 class Wakeup:
-    """Interrupts a poll from another thread; `ring` after `close` does nothing."""
+    """Interrupts a poll from another thread. `ring` after `close` does nothing."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -95,7 +95,7 @@ class Wakeup:
 
 
 class ZmqEndpoint(Endpoint):
-    """The base of hub and spoke. Its lock makes `close` safe during a wait, which the wake-up ends."""
+    """The base of hub and spoke. `close` is safe during a wait."""
 
     #: Names, in errors, the addressee of a message without `to`.
     _hub_name = "nobody"
@@ -171,21 +171,21 @@ class ZmqEndpoint(Endpoint):
 
     @property
     def is_free(self) -> bool:
-        """Whether nothing must be sent or received before a native all-reduce. Hold the lock."""
+        """Whether nothing must be sent or received first. Hold the lock."""
         return not (self._closed or self._posted or self._held)
 
     def route_to(self, name: str) -> tuple[bytes, Flow] | None:
-        """Returns the peer's route (empty on a DEALER) and flow; None unless the peer is admitted and connected."""
+        """Returns an admitted, connected peer's route (empty on a DEALER) and flow."""
         raise NotImplementedError
 
     def requeue(self, route: bytes, frame: ReceivedFrame) -> None:
-        """Makes `recv_frame` return the frame, after the frames requeued before."""
+        """Makes `recv_frame` return the frame, after earlier requeued ones."""
         item = self._sort(route, frame)
         if item is not None:
             self._held.append(item)
 
     def wake(self) -> None:
-        """Ends the present wait in `recv`, or else the next wait; at once only on a prompt plane. For any thread."""
+        """Ends the present or next wait in `recv`. Thread-safe."""
         self._woken = True
         self._wakeup.ring()
 
@@ -198,7 +198,7 @@ class ZmqEndpoint(Endpoint):
         return len(self._posted)
 
     def stop(self) -> None:
-        """Ends a wait under way, and all later calls, with EndpointClosed; from any thread."""
+        """Ends waits and later calls with EndpointClosed. Thread-safe."""
         self._closed = True
         self._wakeup.ring()
 
@@ -220,15 +220,15 @@ class ZmqEndpoint(Endpoint):
         self.close()
 
     def _sort(self, route: bytes, frame: Frame) -> Item | None:
-        """Handles a message with the first frame `frame`; returns None if the owner need not know of the message."""
+        """Handles a message. Returns None if it is not for the owner."""
         raise NotImplementedError
 
     def _receive(self, flags: int) -> Item | None:
-        """Receives one message; returns None if the owner need not know of it. Raises zmq.Again if none waits."""
+        """Receives one message for the owner, or None. Raises zmq.Again."""
         raise NotImplementedError
 
     def _try_send(self, frame: Buffer, to: str | None) -> bool:
-        """Returns False if the peer is absent or libzmq does not take the frame at once."""
+        """Returns False if the frame cannot leave at once."""
         raise NotImplementedError
 
     def _wait_to_send(self, timeout_s: float) -> None:
@@ -269,8 +269,7 @@ class ZmqEndpoint(Endpoint):
             self._wakeup.silence()
 
     def _receive_next(self, flags: int) -> Item | None:
-        """Returns the owner's next message; None if none comes (`flags` 0: within 20 ms), or after 100 messages that
-        are not for the owner."""
+        """Returns the next message for the owner. `flags` 0: waits 20 ms."""
         for _ in range(100):
             try:
                 item = self._receive(flags)

@@ -1,4 +1,4 @@
-"""The closed set of messages and how they become bytes. No torch, no sockets.
+"""Defines the closed set of messages and their encoding. No torch, no sockets.
 
-`codec` encodes messages of `control`, `data`, `epochs` and `join`, with `fields` and `requests`; `probing` times links.
+`codec` encodes the messages of `control`, `data`, `epochs` and `join`. `probing` times links.
 """

@@ -3,11 +3,11 @@
     an array of MessagePack: PROTOCOL, tag, field, field, ...
     messages with a tensor: 0xC1, PROTOCOL, tag | integers, little-endian | dtype, dimensions, lengths | zeros
 
-The second form has FLAT_BYTES, so the tensor follows aligned in the same frame. No MessagePack begins with 0xC1. No tag
-is used twice; when a message's fields change, PROTOCOL is incremented.
+The second form has FLAT_BYTES, so the tensor follows aligned. No MessagePack begins with 0xC1. No tag is used twice.
+PROTOCOL grows when fields change.
 
-Whether sent or received, anything but one valid message raises ProtocolError. Handling it takes memory of at most a few
-times its size."""
+Anything but one valid message raises ProtocolError. Handling a message takes at most a few times its size.
+"""
 
 import struct
 from functools import cache, lru_cache
@@ -59,7 +59,7 @@ _DTYPES: Final = {code: dtype for dtype, code in _CODES.items()}
 
 
 def encode(message: Message, limit: int = MAX_CONTROL_HEADER) -> bytes:
-    """Returns bytes that `decode` turns into an equal message. Raises ProtocolError for a field out of bounds."""
+    """Returns the bytes for `decode`. Raises ProtocolError."""
     kind: Any = type(message)
     tag = _TAG_OF.get(kind)
     if tag is None:
@@ -84,7 +84,7 @@ def encode(message: Message, limit: int = MAX_CONTROL_HEADER) -> bytes:
 
 
 def decode(data: bytes | bytearray | memoryview, limit: int = MAX_CONTROL_HEADER) -> Message:
-    """Returns the message in `data`. Raises ProtocolError if `data` is anything else."""
+    """Returns the message. Raises ProtocolError for invalid `data`."""
     if len(data) > limit:
         raise ProtocolError(f"a message of {len(data)} bytes; at most {limit} are allowed")
     at = 3 if data[:1] == b"\xdc" else 1
@@ -122,7 +122,7 @@ def _decoder(kind: Any) -> "msgspec.msgpack.Decoder[Any]":
 
 @cache
 def _array(kind: Any, more: int) -> bytes:
-    """Returns the beginning of an array of the fields of `kind` and `more` items."""
+    """Returns the first bytes of an array: `kind`'s fields and `more` items."""
     count = len(kind.__struct_fields__) + more
     return bytes((0x90 + count,)) if count < 16 else struct.pack(">BH", 0xDC, count)
 
@@ -153,7 +153,7 @@ def _written_header(header: TensorHeader | None) -> bytes:
 
 @lru_cache(maxsize=64)
 def _read_header(data: bytes) -> TensorHeader | None:
-    """Reads the header at the beginning of `data`, which ends in zeros."""
+    """Reads a tensor header; the rest of `data` must be zeros."""
     if not any(data):
         return None
     dtype = _DTYPES.get(data[0])

@@ -19,53 +19,48 @@ class Hello(f.NodeMessage, frozen=True, tag=32):
 
 
 class KVSnapshot(f.Wire, frozen=True):
-    """KV pages saved by the nodes of `epoch`. A node finds its KV heads on its machine, except those that rank 0 sends:
-    `scattered`, (rank, head). `private`: the pages must not enter the prefix cache."""
+    """KV pages saved by the nodes of `epoch`."""
 
     epoch: f.U32
     pages: f.U32
-    private: bool
+    private: bool  # keep the pages out of the prefix cache
+    #: The (rank, head) that rank 0 sends; other heads are on the node's machine.
     scattered: Annotated[tuple[tuple[f.U32, f.U32], ...], Meta(max_length=f.MAX_MOVES)]
 
 
 class Assign(f.NodeMessage, frozen=True, tag=33):
-    """Master to node: the node's part of the plan, among the ranks `nodes`.
-
-    `peer_keys`: public keys of all data endpoints. Unless `collective` is "star", every node but the last listens for
-    higher ranks and connects to the lower ranks that Connect names. Partials travel as `wire`; keys and values are kept
-    as `kv`. `grids`: each quantised layer's exponents of o and down (kernels/grid.py).
-
-    Up to `sequences` requests run at once, each with at most `context_tokens` positions, together `capacity_tokens`.
-    `speculate`: drafted tokens per step. `elastic`: some node uses free KV memory for weights.
-    """
+    """Master to node: the node's part of the plan. Unless `collective` is "star", every node but the last listens for
+    higher ranks."""
 
     nodes: Annotated[tuple[f.Rank, ...], Meta(max_length=f.MAX_NODES)]
     attention: f.UnitRange
     ffn: f.UnitRange
     compute: f.Compute
     threads: f.U32
-    capacity_tokens: f.U32
-    context_tokens: f.U32
-    sequences: Annotated[int, Meta(ge=1, le=f.MAX_SEQUENCES)]
-    speculate: f.U8
+    capacity_tokens: f.U32  # positions of all requests
+    context_tokens: f.U32  # positions of one request
+    sequences: Annotated[int, Meta(ge=1, le=f.MAX_SEQUENCES)]  # requests at once
+    speculate: f.U8  # drafted tokens per step
+    #: Public keys of all data endpoints.
     peer_keys: Annotated[tuple[tuple[f.Rank, f.Key], ...], Meta(max_length=f.MAX_NODES)]
     weights: f.WeightMemory
     collective: f.CollectiveChoice = "auto"
-    wire: f.WirePrecision = "f32"
-    kv: f.KVPrecision = "f32"
+    wire: f.WirePrecision = "f32"  # the precision of partials
+    kv: f.KVPrecision = "f32"  # the precision of keys and values
+    #: Each quantised layer's exponents of o and down (kernels/grid.py).
     grids: Annotated[tuple[tuple[f.I8, f.I8], ...], Meta(max_length=f.MAX_LAYERS)] = ()
-    elastic: bool = False
+    elastic: bool = False  # some node uses free KV memory for weights
     snapshot: KVSnapshot | None = None
 
 
 class Listening(f.NodeMessage, frozen=True, tag=34):
-    """Node to master: the address of the node's data endpoint."""
+    """Node to master: the address of its data endpoint."""
 
     endpoint: f.Name
 
 
 class Connect(f.EpochMessage, frozen=True, tag=50):
-    """Master to node: the data endpoints to connect to, by rank."""
+    """Master to node: data endpoints to connect to."""
 
     endpoints: Annotated[tuple[tuple[f.Rank, f.Name], ...], Meta(max_length=f.MAX_NODES)]
 
@@ -85,17 +80,17 @@ class WorkerLink:
 
 
 class Ready(f.NodeMessage, frozen=True, tag=36):
-    """Node to master: the node can take steps. Rank 0 adds collectives, links, and `why` for a surprising choice."""
+    """Node to master: the node can take steps. Rank 0 adds collectives and links."""
 
     weight_bytes: f.U64
     collective: f.Name = ""
     bulk_collective: f.Name = ""
-    why: f.Text = ""
+    why: f.Text = ""  # the reason for a surprising choice
     links: Annotated[tuple[WorkerLink, ...], Meta(max_length=f.MAX_ARRAY)] = ()
 
 
 class Heartbeat(f.NodeMessage, frozen=True, tag=37):
-    """Node to master, regularly: the engine's progress. Rank 0 adds how much of each prompt is computed."""
+    """Node to master, regularly: the engine's progress. `reading` (rank 0): computed tokens of each prompt."""
 
     step: f.U64
     block: f.U32
@@ -104,7 +99,7 @@ class Heartbeat(f.NodeMessage, frozen=True, tag=37):
 
 
 class PeerPulse(f.Wire, frozen=True):
-    """The latest progress of `rank` that the master knows."""
+    """The master's latest news of `rank`."""
 
     rank: f.Rank
     step: f.U64
@@ -132,32 +127,34 @@ class Generate(f.EpochMessage, frozen=True, tag=40):
 
 
 class Compile(f.EpochMessage, frozen=True, tag=56):
-    """Master to rank 0: compile the grammar of a request that Generate will bring. The answer is Compiled or Failed or,
-    after Cancel, Finished. Requests of one non-empty `group` share a grammar while any request lasts."""
+    """Master to rank 0: compile a request's grammar before Generate.
+
+    The answer is Compiled, Failed or, after Cancel, Finished. Requests of one `group` share a grammar while any lasts.
+    """
 
     request: GenerationRequest
     group: f.Name
 
 
 class Compiled(f.EpochMessage, frozen=True, tag=57):
-    """Rank 0 to master: the answer may begin. `processor_s`: CPU time of compiling."""
+    """Rank 0 to master: the answer may begin. `processor_s`: CPU time."""
 
     request: f.Name
     processor_s: f.Seconds
 
 
 class Halt(f.EpochMessage, frozen=True, tag=51):
-    """Master to rank 0: take no more steps, save the running requests' KV cache for the epoch `following`, and answer
-    Halted. `kept`: heads that each rank saves. Rank 0 also saves its `stored`, and others' `gathered` (rank, head)."""
+    """Master to rank 0: take no more steps, save the running requests' KV cache, and answer Halted."""
 
-    following: f.U32
-    kept: Annotated[tuple[f.UnitRange, ...], Meta(max_length=f.MAX_NODES)]
-    stored: Annotated[tuple[f.U32, ...], Meta(max_length=f.MAX_MOVES)]
+    following: f.U32  # the next epoch
+    kept: Annotated[tuple[f.UnitRange, ...], Meta(max_length=f.MAX_NODES)]  # heads that each rank saves
+    stored: Annotated[tuple[f.U32, ...], Meta(max_length=f.MAX_MOVES)]  # further heads that rank 0 saves
+    #: The (rank, head) of other ranks that rank 0 saves.
     gathered: Annotated[tuple[tuple[f.U32, f.U32], ...], Meta(max_length=f.MAX_MOVES)]
 
 
 class Halted(f.NodeMessage, frozen=True, tag=52):
-    """Rank 0 to master: no more tokens are drawn; `pages` pages are saved for the epoch `following` (0: see `why`)."""
+    """Rank 0 to master: no more tokens are drawn. `pages`: saved for the epoch `following`; 0: see `why`."""
 
     following: f.U32
     pages: f.U32
@@ -169,7 +166,7 @@ class Resume(f.EpochMessage, frozen=True, tag=53):
 
 
 class Token(f.EpochMessage, frozen=True, tag=41):
-    """Rank 0 to master: the answer's `index`-th token; `logprobs`: (id, log probability) of the likeliest tokens."""
+    """Rank 0 to master: a token of the answer. `logprobs`: (id, log probability) of the likeliest tokens."""
 
     request: f.Name
     index: f.U32
@@ -178,7 +175,7 @@ class Token(f.EpochMessage, frozen=True, tag=41):
 
 
 class PromptScores(f.EpochMessage, frozen=True, tag=48):
-    """Rank 0 to master: log probabilities of the prompt from `first` on; `likeliest`: equally many tokens for each."""
+    """Rank 0 to master: log probabilities of the prompt from `first` on. `likeliest`: equally many tokens for each."""
 
     request: f.Name
     first: f.U32
@@ -194,7 +191,7 @@ class PromptScores(f.EpochMessage, frozen=True, tag=48):
 
 
 class Embedding(f.EpochMessage, frozen=True, tag=54):
-    """Rank 0 to master: the pooled hidden states of the prompt, after the final norm."""
+    """Rank 0 to master: the prompt's pooled hidden states, after the final norm."""
 
     request: f.Name
     values: Annotated[tuple[f.Finite, ...], Meta(max_length=f.MAX_HIDDEN)]
@@ -204,16 +201,15 @@ AnswerPart = Token | PromptScores | Embedding
 
 
 class Finished(f.EpochMessage, frozen=True, tag=42):
-    """Rank 0 to master: the answer of `tokens` tokens is complete, after `steps` sweeps. The first `cached_tokens`
-    positions of the prompt came from earlier requests. `processor_s`: CPU time for the grammar since Compiled."""
+    """Rank 0 to master: the answer is complete."""
 
     request: f.Name
     reason: FinishReason
     prompt_tokens: f.U32
     tokens: f.U32
-    cached_tokens: f.U32
-    steps: f.U32
-    processor_s: f.Seconds = 0.0
+    cached_tokens: f.U32  # prompt tokens that earlier requests computed
+    steps: f.U32  # sweeps
+    processor_s: f.Seconds = 0.0  # CPU time for the grammar since Compiled
 
 
 class Failed(f.NodeMessage, frozen=True, tag=43):
@@ -226,7 +222,7 @@ class Failed(f.NodeMessage, frozen=True, tag=43):
 
 
 class Breach(f.NodeMessage, frozen=True, tag=49):
-    """Rank 0 to master, before Failed: node `offender` broke the protocol on the tensor plane."""
+    """Rank 0 to master, before Failed: a node broke the protocol of the tensor plane."""
 
     offender: f.Rank
     cause: f.Text
@@ -239,20 +235,13 @@ class Cancel(f.EpochMessage, frozen=True, tag=44):
 
 
 class AskStats(f.EpochMessage, frozen=True, tag=45):
-    """Master to node: send Stats. `timeline` (rank 0): all nodes record the next step without prompts (StepSpans)."""
+    """Master to node: send Stats. `timeline`: all nodes record the next step without prompts."""
 
     timeline: bool = False
 
 
 class Stats(f.NodeMessage, frozen=True, tag=46):
-    """Node to master: what the node used since its counters were reset.
-
-    `attention_s` and `ffn_s` are parts of `compute_s`. `reads`: reads of streamed weights from disk; `load_s`: seconds
-    with at least one read under way. `prefetch_hits`: blocks that were read ahead; `stalls`: blocks that the node
-    waited for, `weight_wait_s` in all. `window_bytes` is the ring's part of `weight_bytes`. `dropped`: messages that
-    came late; `refused`: messages that no honest node sends. Some of `kv_pages_used` are kept for later requests.
-    `accepted` of `drafted` tokens were right.
-    """
+    """Node to master: counts since the last reset."""
 
     peak_rss_bytes: f.U64
     weight_bytes: f.U64
@@ -261,30 +250,30 @@ class Stats(f.NodeMessage, frozen=True, tag=46):
     bytes_sent: f.U64
     bytes_received: f.U64
     compute_s: f.Seconds
-    attention_s: f.Seconds
+    attention_s: f.Seconds  # a part of `compute_s`, as `ffn_s`
     ffn_s: f.Seconds
     reduce_wait_s: f.Seconds
-    weight_wait_s: f.Seconds
-    load_s: f.Seconds
-    reads: f.U64
-    prefetch_hits: f.U64
-    stalls: f.U64
+    weight_wait_s: f.Seconds  # the time of all `stalls`
+    load_s: f.Seconds  # at least one read was under way
+    reads: f.U64  # reads of streamed weights from disk
+    prefetch_hits: f.U64  # blocks that were read ahead
+    stalls: f.U64  # blocks that the node waited for
     steps: f.U64
     tokens: f.U64
     head_s: f.Seconds
-    dropped: f.U64
-    refused: f.U64
+    dropped: f.U64  # messages that came late
+    refused: f.U64  # messages that no honest node sends
     kv_pages: f.U32
-    kv_pages_used: f.U32
+    kv_pages_used: f.U32  # some are kept for later requests
     drafted: f.U64
-    accepted: f.U64
-    window_bytes: f.U64
+    accepted: f.U64  # drafted tokens that were right
+    window_bytes: f.U64  # the ring's part of `weight_bytes`
     kv_reserved_bytes: f.U64
 
 
 class StepSpans(f.NodeMessage, frozen=True, tag=55):
-    """Node to master: spans (start, end) of a step of `tokens` positions, in microseconds since the first span began:
-    of arithmetic, of all-reduces, and of waits for weights, which may lie within arithmetic."""
+    """Node to master: a step's spans (start, end), in microseconds since the first span. `disk`: waits for weights,
+    perhaps within `compute`."""
 
     step: f.U64
     tokens: f.U32

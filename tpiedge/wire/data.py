@@ -1,7 +1,7 @@
-"""Messages with data: of the tensor plane, inside one step, and of the files plane, where a worker fetches a pack.
+"""Messages with data: of the tensor plane and the files plane.
 
-`block` counts a sweep's blocks from 0, `chunk` a step's chunks. The receiver compares `sender`, a rank, with the
-transport's peer. For files `epoch` is a random number of one transfer and `number` counts its requests.
+`block` counts a sweep's blocks, `chunk` a step's chunks. The receiver checks `sender`, a rank. For files, `epoch` is a
+random number of one transfer and `number` counts requests.
 """
 
 from typing import Annotated, Literal
@@ -15,8 +15,7 @@ CANCEL = 1
 
 
 class Segment(f.Wire, frozen=True):
-    """New positions [start, start + length) of the sequence in slot `slot` of the KV cache. The last FFN and the logits
-    are computed only for the last `wanted` positions."""
+    """New positions of the sequence in `slot`. `wanted`: how many last positions need logits."""
 
     slot: f.U32
     start: f.U32
@@ -25,7 +24,7 @@ class Segment(f.Wire, frozen=True):
 
 
 class TableChange(f.Wire, frozen=True):
-    """A slot's new page table: `kept` pages stay, `pages` follow; `filled` positions have keys and values."""
+    """A slot's new page table: `kept` old pages, then `pages`. `filled`: positions with keys and values."""
 
     slot: f.U32
     kept: f.U32
@@ -34,36 +33,35 @@ class TableChange(f.Wire, frozen=True):
 
 
 class StepPlan(f.EpochMessage, frozen=True, tag=1):
-    """Rank 0 announces a step of `tokens` new positions, in chunks of `chunk_tokens`; the first `apart_tokens` are in
-    chunks of at most sixteen. `tables` change first; `discarded` pages are freed. All-reduces of more than
-    `small_bytes` (as f32) use `bulk_collective`. `recorded`: each node sends the master its StepSpans."""
+    """Rank 0 to all: take a step. `tables` change first."""
 
     step: f.U64
     segments: Annotated[tuple[Segment, ...], Meta(max_length=f.MAX_SEGMENTS)]
-    chunk_tokens: f.U32
-    tokens: f.U32
-    apart_tokens: f.U32 = 0
+    chunk_tokens: f.U32  # the most tokens of a chunk
+    tokens: f.U32  # new positions
+    apart_tokens: f.U32 = 0  # the first tokens, in chunks of at most 16
     tables: Annotated[tuple[TableChange, ...], Meta(max_length=f.MAX_SEGMENTS)] = ()
-    discarded: Annotated[tuple[f.U32, ...], Meta(max_length=f.MAX_PAGES)] = ()
+    discarded: Annotated[tuple[f.U32, ...], Meta(max_length=f.MAX_PAGES)] = ()  # pages to free
     collective: f.CollectiveName = "star"
     bulk_collective: f.CollectiveName = "star"
-    small_bytes: f.U32 = 0
+    small_bytes: f.U32 = 0  # larger all-reduces, as f32, use `bulk_collective`
     wire: f.WirePrecision = "f32"
-    recorded: bool = False
+    recorded: bool = False  # each node sends the master its StepSpans
 
 
 class SavePages(f.EpochMessage, frozen=True, tag=9):
-    """Rank 0 to every node, in place of a step: save these pages for the next epoch. `kept`: each rank's KV heads to
-    save on its machine; `gathered`: (rank, head) to send to rank 0."""
+    """Rank 0 to all, instead of a step: save pages for the next epoch."""
 
     step: f.U64
     pages: Annotated[tuple[f.U32, ...], Meta(max_length=f.MAX_PAGES)]
+    #: Each rank's KV heads to save on its machine.
     kept: Annotated[tuple[f.UnitRange, ...], Meta(max_length=f.MAX_NODES)]
+    #: The (rank, head) to send to rank 0.
     gathered: Annotated[tuple[tuple[f.U32, f.U32], ...], Meta(max_length=f.MAX_MOVES)]
 
 
 class Hidden(f.EpochMessage, frozen=True, tag=2):
-    """Rank 0 to every node: the embedded tokens of a chunk [tokens, hidden]."""
+    """Rank 0 to every node: a chunk's embedded tokens [tokens, hidden]."""
 
     step: f.U64
     chunk: f.U32
@@ -71,7 +69,7 @@ class Hidden(f.EpochMessage, frozen=True, tag=2):
 
 
 class BlockMessage(f.EpochMessage, frozen=True):
-    """Belongs to a block of a chunk; PLACE in `codec.py` packs its fields."""
+    """Belongs to a block of a chunk."""
 
     step: f.U64
     block: f.U32
@@ -79,7 +77,7 @@ class BlockMessage(f.EpochMessage, frozen=True):
 
 
 class Partial(BlockMessage, frozen=True, tag=3):
-    """A node's summand of an all-reduce; no tensor for an empty share."""
+    """A node's summand. No tensor for an empty share."""
 
     flags: f.U8
     sender: f.Rank
@@ -101,7 +99,7 @@ class Gathered(BlockMessage, frozen=True, tag=5):
 
 
 class Slice(BlockMessage, frozen=True, tag=6):
-    """A part of a summand or sum in an all-reduce; no tensor for an empty share. `hop` counts from 0."""
+    """A slice of a summand or sum. No tensor for an empty share. `hop` counts from 0."""
 
     flags: f.U8
     hop: f.U8
@@ -110,7 +108,7 @@ class Slice(BlockMessage, frozen=True, tag=6):
 
 
 class Survey(f.EpochMessage, frozen=True, tag=7):
-    """Rank 0 to all nodes, before the first step: node `turn` measures links to lower ranks; turn 0 ends the survey."""
+    """Rank 0 to all, before the first step: node `turn` measures links to lower ranks. Turn 0: end."""
 
     turn: f.Rank
 
@@ -125,7 +123,7 @@ class MeasuredLink(f.Wire, frozen=True):
 
 
 class LinkReport(f.EpochMessage, frozen=True, tag=8):
-    """Node to rank 0, after its turn: its links to reachable lower ranks, its machine and its cores."""
+    """Node to rank 0, after its turn: links to reachable lower ranks."""
 
     sender: f.Rank
     host: f.Name
@@ -138,8 +136,7 @@ FilePart = Literal["manifest", "hashes", "blob"]
 
 
 class Fetch(f.EpochMessage, frozen=True, tag=80):
-    """Worker to master: send bytes [offset, offset + length) of a file of `pack` (the sha256 of its manifest), or fewer
-    at a manifest's end."""
+    """Worker to master: send bytes of a file of `pack` (the sha256 of its manifest). A manifest may end earlier."""
 
     number: f.U32
     pack: Digest
@@ -150,7 +147,7 @@ class Fetch(f.EpochMessage, frozen=True, tag=80):
 
 
 class FileChunk(f.EpochMessage, frozen=True, tag=81):
-    """Master to worker: the requested bytes, in a tensor of one dimension; `total`: the whole file's bytes."""
+    """Master to worker: the requested bytes, 1-D. `total`: the whole file's bytes."""
 
     number: f.U32
     total: f.U64

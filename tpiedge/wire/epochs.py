@@ -1,9 +1,8 @@
-"""Messages between the master and the agents. A worker's agent outlives the epochs, starts a node for each epoch and
-keeps the worker's shards.
+"""Messages between the master and the agents.
 
 Life of an epoch: Prepare -> Preparing* -> Prepared -> Launch -> Spawned -> (the node's own messages, `control.py`) ->
-NodeEnded; or Release by the master, then NodeEnded. NodeEnded without Spawned: preparing failed. The previous epoch may
-serve until the Launch. An agent without a node writes epoch 0. Prefetch and Prefetched belong to no epoch.
+NodeEnded. Release ends it early. NodeEnded without Spawned: preparing failed. The previous epoch may serve until
+Launch. An agent without a node writes epoch 0. Prefetch and Prefetched belong to no epoch.
 """
 
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ PackId = Annotated[str, Meta(max_length=128)]
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """A node's speeds in products with one token: of bf16 weights, and of panels (quantised). 0: not measured."""
+    """A node's speeds in products with one token: bf16 weights, panels. 0: not measured."""
 
     weight_bytes_per_s: f.Rate
     panel_bytes_per_s: f.Rate
@@ -31,7 +30,7 @@ class Capacity:
 
 
 class Offer(f.EpochMessage, frozen=True, tag=96):
-    """Agent to master, at first and on every change: what tpiedge may use. A restarted agent has a new `nonce`."""
+    """Agent to master, at first and on changes: what tpiedge may use. `nonce`: new after a restart."""
 
     host: f.Name
     nonce: f.U64
@@ -48,25 +47,24 @@ class Offer(f.EpochMessage, frozen=True, tag=96):
 
 
 class AskOffer(f.EpochMessage, frozen=True, tag=106):
-    """Master to agent: send your Offer, which this master does not know."""
+    """Master to agent: send your Offer."""
 
 
 class Prepare(f.NodeMessage, frozen=True, tag=97):
-    """Master to agent: fetch what you lack of the share of `rank`, in a plan for `ranks` ranks. `planned_bytes`: the
-    plan's limit for node and agent. The times are the node's Timing."""
+    """Master to agent: fetch the share of `rank`. The times are the node's Timing."""
 
-    ranks: f.U32
+    ranks: f.U32  # how many ranks the plan has
     pack: PackId
     attention: f.UnitRange
     ffn: f.UnitRange
-    planned_bytes: f.U64
+    planned_bytes: f.U64  # the plan's limit for node and agent
     heartbeat_s: f.Seconds
     timeout_s: f.Seconds
     stall_s: f.Seconds
 
 
 class Preparing(f.EpochMessage, frozen=True, tag=98):
-    """Agent to master: the agent has `done_bytes` of the share's `total_bytes`."""
+    """Agent to master: the agent's progress."""
 
     done_bytes: f.U64
     total_bytes: f.U64
@@ -77,7 +75,7 @@ class Preparing(f.EpochMessage, frozen=True, tag=98):
 
 
 class Prepared(f.EpochMessage, frozen=True, tag=107):
-    """Agent to master: the share is on disk. The node will join with `public_key`, made for this epoch."""
+    """Agent to master: the share is on disk. `public_key`: the node's, for this epoch."""
 
     public_key: f.Key
 
@@ -99,11 +97,11 @@ class NodeEnded(f.EpochMessage, frozen=True, tag=100):
 
 
 class Release(f.EpochMessage, frozen=True, tag=101):
-    """Master to agent: end the node of this epoch, or stop preparing it."""
+    """Master to agent: end the epoch's node, or stop preparing it."""
 
 
 class Spare(f.EpochMessage, frozen=True, tag=110):
-    """Master to agent, again when `kind` changes: the plan has no part for this machine. `why` calls it "it"."""
+    """Master to agent, when `kind` changes: the plan does not use this machine. `why` calls it "it"."""
 
     kind: f.SpareKind
     why: f.Text
@@ -118,13 +116,13 @@ class Leaving(f.EpochMessage, frozen=True, tag=109):
 
 
 class MasterPulse(f.EpochMessage, frozen=True, tag=103):
-    """Master to agent, regularly. `at_rest`: the cluster serves; no request runs or waits, and no plan is prepared."""
+    """Master to agent, regularly. `at_rest`: no request runs or waits, and no plan is prepared."""
 
     at_rest: bool
 
 
 class Prefetch(f.EpochMessage, frozen=True, tag=111):
-    """Master to agent: prefetch only these shares (attention, ffn) of `pack`, at rest and while the disk has room."""
+    """Master to agent: prefetch only these shares (attention, ffn), at rest, while the disk has room."""
 
     number: f.U32
     pack: PackId
@@ -132,17 +130,16 @@ class Prefetch(f.EpochMessage, frozen=True, tag=111):
 
 
 class Prefetched(f.EpochMessage, frozen=True, tag=112):
-    """Agent to master: the disk has `held_bytes` of the pack. `complete`: it has all shares that Prefetch named. `why`:
-    the obstacle, or ""."""
+    """Agent to master: the disk has `held_bytes` of the pack."""
 
     number: f.U32
     held_bytes: f.U64
-    complete: bool
-    why: f.Text
+    complete: bool  # the disk has all shares that Prefetch named
+    why: f.Text  # the obstacle, or ""
 
 
 class Probe(f.EpochMessage, frozen=True, tag=104):
-    """Master to agent: answer at once with an Echo of the same number and `answer_bytes` of payload."""
+    """Master to agent: send at once an Echo with this number and `answer_bytes` of payload."""
 
     number: f.U32
     answer_bytes: Annotated[int, Meta(ge=0, le=f.MAX_BLOB)]

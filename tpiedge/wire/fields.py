@@ -1,4 +1,4 @@
-"""The types and limits of message fields; `codec.py` refuses all else, NaN included, when sending and receiving."""
+"""Types and limits of message fields. `codec.py` refuses all else, NaN included."""
 
 import sys
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ MAX_GRAMMAR = 60_000
 
 
 class Wire(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A part of a message; travels as the array of its fields (a dataclass travels with the fields' names)."""
+    """A part of a message. Travels as the array of its fields."""
 
 
 class Message(Wire, frozen=True):
@@ -104,19 +104,20 @@ class NodeMessage(EpochMessage, frozen=True):
 
 
 class WeightMemory(Wire, frozen=True):
-    """Memory for weights: `nbytes` (0: for all); its ring: `ring_bytes` (0: node's choice). `direct`: no page cache."""
+    """Memory for weights."""
 
-    nbytes: U64
-    ring_bytes: U64
+    nbytes: U64  # 0: for all weights
+    ring_bytes: U64  # 0: the node's choice
     pin: Pin
-    direct: bool
+    direct: bool  # no page cache
 
 
 class Keeping(Wire, frozen=True):
-    """A user's wishes for weights. Window: `window_bytes`, or `window_blocks` of the largest size; 0: the best."""
+    """A user's wishes for weights."""
 
     pin: Pin = "auto"
-    window_blocks: U32 = 0
+    window_blocks: U32 = 0  # the window in blocks of the largest size
+    #: The window in bytes. If both are 0, the planner chooses.
     window_bytes: U64 = 0
     direct: bool = True
 
@@ -125,12 +126,13 @@ ALL_PINNED = WeightMemory(0, 0, "all", True)
 
 
 def rate_of(nbytes: int, seconds: float) -> float:
-    """Returns a Rate: at least 1 if any bytes moved, else 0."""
+    """Returns a Rate: at least 1 if bytes moved, else 0."""
     return max(1.0, nbytes / seconds) if nbytes else 0.0
 
 
 def check_rates(*rates: float) -> None:
-    """Raises ValueError for a rate between 0 and 1: to divide by such a rate would overflow."""
+    """Raises ValueError for a rate between 0 and 1."""
+    # Dividing by such a rate would overflow.
     if any(0 < rate < 1 for rate in rates):
         raise ValueError("a rate is 0 or at least 1 byte per second")
 
@@ -146,7 +148,7 @@ _ITEM_SIZES = {"f32": 4, "bf16": 2, "i32": 4, "i64": 8, "u8": 1}
 
 
 class TensorHeader(Struct, frozen=True):
-    """Type and shape of a tensor that follows, row-major and little-endian."""
+    """Type and shape of a tensor. Row-major, little-endian."""
 
     dtype: DType
     shape: tuple[int, ...]

@@ -1,6 +1,6 @@
-"""Messages by which a worker joins. Every version reads these messages, whatever its protocol.
+"""Messages by which a worker joins. Every version of tpiedge reads them.
 
-Their fields never change (a change needs a new tag), so master and worker can name their versions. They have no epoch.
+Their fields never change; a change needs a new tag. So master and worker can name their versions.
 """
 
 from typing import Annotated, Literal
@@ -19,17 +19,15 @@ RefusalKind = Literal[
 
 
 class Enrol(Message, frozen=True, tag=64):
-    """Worker to master: the worker's first message. `secret`: a token's secret, or "" for a member; `name`: the
-    computer's name; `nonce` differs in each process, so restarts show; `torch`: torch's release; `numbers`: byte order
-    and float format."""
+    """Worker to master: the first message."""
 
     protocol: U32
     version: Name
-    name: Name
-    secret: Annotated[str, Meta(max_length=64)]
-    nonce: Name
-    torch: Name
-    numbers: Name
+    name: Name  # the computer's name
+    secret: Annotated[str, Meta(max_length=64)]  # of a token; "" for a member
+    nonce: Name  # new in each process, so restarts show
+    torch: Name  # the release; "" without torch
+    numbers: Name  # byte order and float format
 
     def __repr__(self) -> str:
         return f"Enrol({self.name!r}, version {self.version!r}, a secret that is not shown)"
@@ -45,7 +43,7 @@ class Enrolled(Message, frozen=True, tag=65):
 
 
 class Refused(Message, frozen=True, tag=66):
-    """Master to worker, before the connection is cut; `message` is for people."""
+    """Master to worker, before the connection is cut. `message`: for people."""
 
     kind: RefusalKind
     message: Text
@@ -74,7 +72,7 @@ class Reveal(Message, frozen=True, tag=69):
 
 
 class PairingResult(Message, frozen=True, tag=70):
-    """Master to worker: `proof` that the user typed the code into this master, or else a `message`."""
+    """Master to worker: `proof` that the user typed the code here, or else a `message`."""
 
     proof: Blob
     message: Text

@@ -20,9 +20,8 @@ class LinkSpeed:
 
 @dataclass
 class Probing:
-    """One measurement: send the probe of `next_probe`, then pass each Echo to `receive` until it returns the LinkSpeed.
-    Times are on the caller's clock. The rate is that of the quickest payload, whose extra time counts as at least the
-    noise of the empty echoes."""
+    """Measures a link. Send the probe of `next_probe`, then pass each Echo to `receive` until it returns the LinkSpeed.
+    Times are on the caller's clock."""
 
     payload_bytes: int = MAX_BLOB
     payloads: int = 1
@@ -37,7 +36,7 @@ class Probing:
         return Probe(self.epoch, self._number, self.payload_bytes if self._number > _EMPTY else 0)
 
     def receive(self, echo: Echo, now: float) -> Probe | LinkSpeed | None:
-        """Returns the next probe or, at the end, the result; None for an echo that was not asked for."""
+        """Returns the next probe or the result; None for a foreign echo."""
         if echo.number != self._number:
             return None
         self._trips.append(max(now - self._sent, _SHORTEST_S))

@@ -16,38 +16,34 @@ Pooling = Literal["none", "mean", "last"]
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """`temperature` 0 is greedy; `top_k` 0 and `top_p` 1 keep every token; `logprobs`: likeliest tokens to return."""
+    """Parameters of drawing tokens."""
 
-    temperature: Annotated[float, Meta(ge=0.0, le=100.0)] = 0.0
-    top_k: U32 = 0
-    top_p: Annotated[float, Meta(ge=0.0, le=1.0)] = 1.0
+    temperature: Annotated[float, Meta(ge=0.0, le=100.0)] = 0.0  # 0: greedy
+    top_k: U32 = 0  # 0: all tokens
+    top_p: Annotated[float, Meta(ge=0.0, le=1.0)] = 1.0  # 1: all tokens
     min_p: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
     repetition_penalty: Annotated[float, Meta(ge=0.0, le=1e6)] = 1.0
     presence_penalty: Annotated[float, Meta(ge=-1e6, le=1e6)] = 0.0
     frequency_penalty: Annotated[float, Meta(ge=-1e6, le=1e6)] = 0.0
     logit_bias: Annotated[tuple[tuple[U32, Finite], ...], Meta(max_length=1024)] = ()
     seed: U64 = 0
-    logprobs: Annotated[int, Meta(ge=0, le=32)] = 0
+    logprobs: Annotated[int, Meta(ge=0, le=32)] = 0  # how many of the likeliest tokens to return
 
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """The texts that an answer may be; `text` is not parsed here. `begins`: the grammar applies only from this token to
-    where the text may end. `thoughts`: tokens that open and close reasoning, in which the grammar does not begin."""
+    """The texts that an answer may be."""
 
     kind: GrammarKind
-    text: Annotated[str, Meta(max_length=MAX_GRAMMAR)]
-    begins: U32 | None = None
+    text: Annotated[str, Meta(max_length=MAX_GRAMMAR)]  # not parsed here
+    begins: U32 | None = None  # the token from which the grammar applies
+    #: Tokens that open and close reasoning, where the grammar does not begin.
     thoughts: Annotated[tuple[U32, ...], Meta(max_length=2)] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """Continue `prompt_ids` by at most `max_tokens`, until one of `stop_ids` is drawn (unless `ignore_eos`).
-
-    `keep_prefix`: the KV cache may serve later requests of the same `scope`, an opaque name of a client ("": shared).
-    `prompt_scores`: return the prompt's log probabilities. `answer_ids`: tokens of the answer from an earlier epoch;
-    they count in `max_tokens`. `pooling`: return a vector (`Embedding`) instead. `grammar` restricts the answer."""
+    """A request to continue `prompt_ids`."""
 
     id: Name
     prompt_ids: Annotated[tuple[U32, ...], Meta(max_length=MAX_PROMPT_TOKENS)]
@@ -55,9 +51,10 @@ class GenerationRequest:
     sampling: Sampling = Sampling()
     stop_ids: Annotated[tuple[U32, ...], Meta(max_length=1024)] = ()
     ignore_eos: bool = False
-    keep_prefix: bool = False
-    prompt_scores: bool = False
+    keep_prefix: bool = False  # the KV cache may serve later requests of the same `scope`
+    prompt_scores: bool = False  # return the prompt's log probabilities
+    #: Tokens of the answer from an earlier epoch; they count in `max_tokens`.
     answer_ids: Annotated[tuple[U32, ...], Meta(max_length=MAX_ANSWER_TOKENS)] = ()
-    pooling: Pooling = "none"
+    pooling: Pooling = "none"  # return a vector (`Embedding`) instead
     grammar: Grammar | None = None
-    scope: Annotated[str, Meta(max_length=SCOPE_CHARACTERS)] = ""
+    scope: Annotated[str, Meta(max_length=SCOPE_CHARACTERS)] = ""  # an opaque name of a client; "": shared

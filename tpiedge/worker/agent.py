@@ -1,4 +1,4 @@
-"""A worker's agent keeps the link to the master and the shards, starts a node per epoch, and reports the node's end."""
+"""Keeps a worker's link to the master and its shards, and starts a node per epoch."""
 
 import contextlib
 import secrets
@@ -30,7 +30,7 @@ _REPORT_S: Final = 120.0
 
 
 class MasterMoved(PeerError):
-    """The master is at another address now: join it there."""
+    """The master has another address: join it there."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,11 @@ class _Part:
 
 @dataclass(eq=False)
 class Agent:
-    """A worker that has enrolled on `endpoint`, which the caller closes; the agent closes `slot`. One thread calls
-    `run`; any thread may call `stop`. `say` gets lines for the user; `probe_path` runs in its own thread."""
+    """A worker that has enrolled on `endpoint`. The caller closes `endpoint`; the agent closes `slot`.
+
+    One thread calls `run`; any thread may call `stop`. `say` gets lines for the user. `probe_path` runs in its own
+    thread.
+    """
 
     _settings: AgentSettings
     _endpoint: Endpoint
@@ -100,7 +103,7 @@ class Agent:
         self._stopping.set()
 
     def _make_offer(self) -> None:
-        """Sends an offer. Blocks until the fork server has measured this machine, up to _REPORT_S. Raises PeerError."""
+        """Sends an offer. Blocks up to _REPORT_S. Raises PeerError."""
         if self._report is None:
             report = self._slot.warm(measure=True).report(self._clock.now() + _REPORT_S)
             if report is None:
@@ -243,7 +246,7 @@ class Agent:
         self._stand(f"one of {order.ranks}", f"now computing as one of {order.ranks} machines")
 
     def _stand(self, standing: str, line: str) -> None:
-        """Says `line` unless `standing` is what the user heard of last."""
+        """Says `line` if `standing` is news to the user."""
         if standing != self._standing:
             self._standing = standing
             self._say(line)
@@ -257,7 +260,7 @@ class Agent:
             self._start_probe(self._clock.now())
 
     def _drop_node(self) -> None:
-        """Ends the node. If memory ran out, the master first gets a new offer."""
+        """Ends the node. If memory ran out, first sends a new offer."""
         self._stop_node(meanwhile=self._offer_anew)
         self._offer_anew()
 
@@ -276,7 +279,7 @@ class Agent:
             self._running = None
 
     def _watch(self, now: float, *, own_stall: bool) -> None:
-        """Reports an ended node, changed memory and, unless after an `own_stall`, a silent master."""
+        """Reports an ended node, changed memory and a silent master."""
         cause = self._slot.exit_cause()
         if cause is not None:
             epoch = self._epoch
@@ -299,7 +302,7 @@ class Agent:
             self._make_offer()
 
     def _start_probe(self, now: float) -> None:
-        """Probes the path to a silent master, and to any master after the end of a node."""
+        """Probes the path to a silent master, or after a node's end."""
         self._probed_at = now
         if self._probing.idle:
             self._probing.start(lambda _cancelled: self._probe_path())
@@ -315,7 +318,7 @@ class Agent:
         self._small_mtu = path == "small MTU"
 
     def _send(self, message: Message) -> bool:
-        """Sends without waiting. Returns False if the master takes nothing now."""
+        """Sends without waiting. Returns False if the master takes nothing."""
         try:
             self._endpoint.send(message, timeout_s=0.0)
         except Unreachable:

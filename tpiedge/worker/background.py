@@ -17,7 +17,7 @@ _T = TypeVar("_T")
 
 
 class Background(Generic[_T]):
-    """Runs one piece of work after the other. For one thread; only `close` blocks. `drop` gets cancelled results."""
+    """Runs one piece of work after the other. For one thread. Only `close` blocks. `drop` gets cancelled results."""
 
     def __init__(self, name: str, drop: Callable[[_T], None] = lambda _result: None) -> None:
         self._name = name
@@ -32,7 +32,7 @@ class Background(Generic[_T]):
         return self._outcome is None and (self._thread is None or not self._thread.is_alive())
 
     def start(self, work: Callable[[threading.Event], _T]) -> None:
-        """Cancels the previous work and, once it has ended, runs `work`. Work must end soon after its event is set."""
+        """Cancels the previous work, then runs `work`. The event must end `work` soon."""
         self.cancel()
         cancelled, before = self._cancelled, self._thread
         outcome: Future[_T | TpiedgeError] = Future()
@@ -59,7 +59,7 @@ class Background(Generic[_T]):
             self._thread = thread
 
     def pop_result(self) -> _T | TpiedgeError | None:
-        """Returns the outcome once, after the work has ended; else None."""
+        """Returns the outcome once, after the work has ended."""
         outcome = self._outcome
         if outcome is None or not outcome.done():
             return None
@@ -67,7 +67,7 @@ class Background(Generic[_T]):
         return outcome.result()
 
     def cancel(self) -> None:
-        """Cancels the work and drops its result. Idempotent."""
+        """Cancels the work. Drops its result. Idempotent."""
         outcome, self._outcome = self._outcome, None
         if outcome is not None:
             self._cancelled.set()
@@ -75,7 +75,7 @@ class Background(Generic[_T]):
             outcome.add_done_callback(self._discard)
 
     def close(self) -> None:
-        """Cancels the work, and waits up to 5 s for the thread. Idempotent."""
+        """Cancels the work. Waits up to 5 s. Idempotent."""
         self.cancel()
         if self._thread is not None:
             self._thread.join(5.0)
@@ -98,7 +98,6 @@ class Prefetcher:
         self._failed = ""
 
     def order(self, order: Prefetch) -> None:
-        """Replaces the previous order."""
         self.pause()
         self._order, self._due, self._failed = order, self._clock.now(), ""
 
@@ -107,8 +106,7 @@ class Prefetcher:
         self._work.cancel()
 
     def step(self, *, at_rest: bool) -> Prefetched | None:
-        """Fetches missing shards while `at_rest`; after an error, tries again in a minute. Returns a report of success
-        or of a new error."""
+        """Fetches missing shards while `at_rest`. Returns a report of success or a new error."""
         order = self._order
         if not at_rest:
             self.pause()

@@ -1,4 +1,4 @@
-"""The masters that a worker trusts, by their keys, and a probe of the path to a silent master."""
+"""The masters that a worker trusts, and a probe of a silent master."""
 
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -15,7 +15,7 @@ PathState: TypeAlias = Literal["moved", "small MTU", "unknown"]
 
 
 class TrustedMasters:
-    """Keeps the latest 16 addresses and public keys in `folder`/masters.json. Methods raise UserError for that file."""
+    """Keeps the latest 16 masters in `folder`/masters.json. Methods raise UserError."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "masters.json"
@@ -38,7 +38,7 @@ class TrustedMasters:
 
 
 def probe_path(named: Address, known: Address, key: str) -> PathState:
-    """Probes the path to the master with this `key` and host `named`, last seen at `known`. Blocks for some seconds."""
+    """Probes the path to the master at `named`, last seen at `known`. Blocks."""
     try:
         found = resolve_all(named)
     except UserError:  # a name that is not found shows no move

@@ -31,7 +31,7 @@ def spare_line(spare: Spare) -> str:
 
 
 def stopped_line(cause: str) -> str:
-    """Says why the machine's node ended; the loss of any other node ends it too."""
+    """Says why the machine's node ended, perhaps by another node's loss."""
     words = sanitised_line(cause)
     ended = _ENDED.fullmatch(words)
     words = ended[1] if ended else words
