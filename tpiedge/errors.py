@@ -1,4 +1,4 @@
-"""The errors that tpiedge raises on purpose. A message is one line: what happened, where, and what to do next.
+"""The errors that tpiedge raises on purpose. A message is one line: what happened, where, what to do next.
 
 TpiedgeError
 ├── UserError          the user's request, flag, file or model                exit 2
@@ -52,7 +52,7 @@ class PeerError(TpiedgeError):
 
 
 class PeerLost(PeerError):
-    """A peer died, froze or was cut off. `waited_for` is like "allreduce of step 4, block 11"; `host` may be ""."""
+    """A peer died, froze or was cut off. `waited_for`: like "allreduce of step 4"."""
 
     def __init__(self, rank: int, waited_for: str, cause: str, host: str = "") -> None:
         where = f" ({host})" if host else ""
@@ -73,7 +73,7 @@ class ProtocolError(PeerError):
 
 
 class Misconduct(ProtocolError):
-    """The node `rank` broke the protocol, or sent numbers that no honest node computes."""
+    """The node `rank` broke the protocol, or sent impossible numbers."""
 
     def __init__(self, rank: int, message: str) -> None:
         super().__init__(message)
@@ -93,12 +93,12 @@ class DiskFull(ResourceError):
 
     @classmethod
     def at(cls, path: Path) -> "DiskFull":
-        """Returns the error for `path`. The message says whether bytes or inodes are lacking."""
+        """Returns the error for `path`: bytes or inodes are lacking."""
         return cls.of_inodes(path) or cls(f"no space left for {path}: free some")
 
     @classmethod
     def of_inodes(cls, path: Path) -> "DiskFull | None":
-        """Returns the error if the file system has no inodes left, else None."""
+        """Returns the error if the file system has no inodes left."""
         folder = next((one for one in (path, *path.absolute().parents) if one.exists()), Path("/"))
         found = os.statvfs(folder)
         if not found.f_files or found.f_favail or not found.f_bavail:
@@ -110,7 +110,7 @@ class DiskFull(ResourceError):
 
 
 def cannot_write(path: Path, error: OSError, words: str = "") -> TpiedgeError:
-    """Returns DiskFull if space is lacking, else a UserError that says `words` or a default."""
+    """Returns DiskFull, or a UserError that says `words`."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return DiskFull.at(path)
     return UserError(words or f"cannot write {path}: {error.strerror}")
@@ -122,7 +122,7 @@ class ReadFault(ResourceError):
 
 
 class ChildLost(ResourceError):
-    """The process for a request was killed from outside repeatedly, or did not start. The request may be repeated."""
+    """A request's process died repeatedly or did not start. The request may be repeated."""
 
 
 class IntegrityError(ResourceError):
@@ -135,7 +135,7 @@ class IntegrityError(ResourceError):
 
 
 class HubError(TpiedgeError):
-    """The model hub could not be reached or failed; trying again may help."""
+    """The model hub cannot be reached or fails. Trying again may help."""
 
 
 class Cancelled(TpiedgeError):

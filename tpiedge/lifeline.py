@@ -1,5 +1,4 @@
-"""Keeps secrets of the environment from child processes, and ends children with their parent: by the kernel's
-parent-death signal (Linux), and at the end of their standard input, which the parent holds open."""
+"""Keeps secrets of the environment from children, and ends children with their parent."""
 
 import ctypes
 import os
@@ -20,13 +19,13 @@ _OWN_SIGNALS: Final = (
 
 
 def die_with_parent(death_signal: signal.Signals = signal.SIGKILL) -> None:
-    """Has Linux send `death_signal` to this process when the thread that started it ends. Forks do not inherit this."""
+    """Has Linux send `death_signal` when the thread that started this process ends. Forks do not inherit this."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, death_signal, 0, 0, 0)
 
 
 def killed_from_outside(status: int) -> bool:
-    """Whether `status` is the exit status of a process that the system (short of memory) or a person killed."""
+    """Whether the system or a person killed the process."""
     return status < 0 and -status not in _OWN_SIGNALS
 
 
@@ -34,7 +33,7 @@ def guard(
     on_orphaned: Callable[[], None],
     death_signal: signal.Signals = signal.SIGKILL,
 ) -> None:
-    """Calls `on_orphaned` from a thread when the parent is gone. That thread reads standard input."""
+    """Calls `on_orphaned` when the parent is gone. A thread reads standard input."""
 
     def watch() -> None:
         while os.read(0, 4096):
@@ -58,7 +57,7 @@ _SECRET_WORDS: Final = ("KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIAL")
 
 
 def child_environment(environment: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Returns the part of `environment` (default: this process's environment) that a child gets."""
+    """Returns the variables of `environment` that a child gets."""
     own = os.environ if environment is None else environment
     return {
         name: text
@@ -68,7 +67,7 @@ def child_environment(environment: Mapping[str, str] | None = None) -> dict[str,
 
 
 def raise_oom_score(score: int) -> None:
-    """Increases the OOM killer's score of this process and later children, if Linux allows it."""
+    """Increases the OOM killer's score of this process and later children."""
     own = Path("/proc/self/oom_score_adj")
     with suppress(OSError):
         if int(own.read_text(encoding="ascii")) < score:

@@ -20,8 +20,7 @@ def find_library(folder: Path) -> Path | None:
 
 
 def load_library(path: Path, abi: str, version: int, signatures: Signatures) -> ctypes.CDLL:
-    """Loads a library and declares its functions. Raises OSError, or OtherVersion if `abi` does not return
-    `version`."""
+    """Loads a library and declares its functions. Raises OSError, OtherVersion."""
     dll = ctypes.CDLL(str(path))
     try:
         found = getattr(dll, abi)()

@@ -1,4 +1,4 @@
-"""Shows progress on standard error: a live line on a terminal, else a line now and then."""
+"""Shows progress on standard error: on a terminal, a live line."""
 
 import sys
 from collections.abc import Callable
@@ -17,7 +17,7 @@ def say(line: str) -> None:
 
 
 class LiveLine:
-    """Replaces its line every 0.1 s on a terminal; elsewhere prints a line every 5 s. Call `finish` last."""
+    """A line, replaced on a terminal, else printed every 5 s. Call `finish` last."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or MonotonicClock()

@@ -1,7 +1,6 @@
-"""Quotas: each client may use part of a total. Pure. A client is named by its API key or address.
+"""Quotas: each client may use part of a total. Pure. A client is an API key or an address.
 
-Law: no client has more than half of the total, rounded up, nor more than the other clients leave.
-"""
+Law: no client has more than half, rounded up, nor more than others leave."""
 
 import heapq
 from collections import Counter, deque
@@ -13,13 +12,13 @@ def quota_of(total: int) -> int:
 
 
 def within_quota(own: int, taken: int, total: int, count: int = 1) -> bool:
-    """Whether a client with `own` may have `count` more, if all clients together have `taken` of `total`."""
+    """Whether a client with `own` may have `count` more. `taken`: by all."""
     return count == 0 or own + count <= min(quota_of(total), total - taken)
 
 
 def over_quota(held: Sequence[tuple[str, int]], total: int) -> Iterator[int]:
-    """Yields indexes of `held` (client, amount; oldest first) to drop until the law holds: always the oldest entry of
-    the client that then holds most."""
+    """Yields indexes of `held` (client, amount; oldest first) to drop until the law holds. The client that holds most
+    loses its oldest entry."""
     of_clients: dict[str, deque[int]] = {}
     for number, (client, _) in enumerate(held):
         of_clients.setdefault(client, deque()).append(number)
@@ -48,7 +47,7 @@ class ClientQuotas:
         return self._by_client[client]
 
     def acquire(self, client: str, count: int = 1) -> bool:
-        """Adds `count` to the client's use if its quota allows; returns whether it did."""
+        """Adds `count` if the client's quota allows; returns whether it did."""
         if not within_quota(self.used_by(client), self.used, self._total, count):
             return False
         self.release(client, -count)

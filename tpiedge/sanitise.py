@@ -1,4 +1,4 @@
-"""Makes foreign text safe for logs and terminals, and limits the rate of warnings."""
+"""Makes foreign text safe for logs and terminals; limits warnings."""
 
 import logging
 import threading
@@ -16,7 +16,7 @@ def sanitised(text: str, kept: str = "") -> str:
 
 
 def sanitised_line(text: object, limit: int = 1000) -> str:
-    """Returns `text` as one printable line. The default limit leaves room in a message for other words."""
+    """Returns `text` as one printable line of at most `limit` characters."""
     line = " ".join(str(text).split())
     line = "".join(mark if mark.isprintable() else ascii(mark)[1:-1] for mark in line[: 2 * limit])
     return line if len(line) <= limit else line[: limit - 3] + "..."
@@ -35,7 +35,7 @@ def quote(value: object, limit: int = 60) -> str:
 
 
 class RateLimitedLog:
-    """Logs at most LINES warnings within WINDOW_S; a later warning tells how many were omitted. Thread-safe."""
+    """Logs at most LINES warnings within WINDOW_S; counts the others. Thread-safe."""
 
     def __init__(self, log: logging.Logger, now: Callable[[], float] = time.monotonic) -> None:
         self._log = log

@@ -11,7 +11,7 @@ _log = logging.getLogger(__name__)
 
 
 class Supervisor:
-    """Watches the threads of this process. `on_failure` is called with the first failure, in the thread that fails."""
+    """Watches threads. The failing thread calls `on_failure` for the first failure."""
 
     def __init__(self, on_failure: Callable[[InternalError], None] | None = None) -> None:
         self.failure: InternalError | None = None  # the first one; for any thread

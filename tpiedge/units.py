@@ -23,7 +23,7 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?", re.IGNORECASE | re.ASCII)
 
 
 def parse_bytes(text: str) -> int:
-    """Reads '4GB' as 4_000_000_000, '512MiB' as 536_870_912. Raises UserError, also for a forgotten unit."""
+    """Reads '4GB' as 4_000_000_000, '512MiB' as 536_870_912. Raises UserError."""
     match = _SIZE.fullmatch(text.strip())
     factor = _FACTORS.get(match[2].lower()) if match else None
     if match is None or factor is None:
@@ -69,7 +69,7 @@ def format_range(start: int, stop: int) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """Writes 0.0012 as '1.2 ms', 0.0123 as '12 ms', 95 as '1 min 35 s'. Takes any number."""
+    """Writes 0.0012 as '1.2 ms', 95 as '1 min 35 s'."""
     if seconds < 0:
         return f"-{format_seconds(-seconds)}"
     if seconds >= _MOST_S:
@@ -86,7 +86,7 @@ def format_seconds(seconds: float) -> str:
 
 
 def format_age(seconds: float) -> str:
-    """Writes 20 as 'just now', 180 as '3 min ago', 200_000 as '2 days ago'. Takes any number."""
+    """Writes 20 as 'just now', 180 as '3 min ago'."""
     if seconds < 60:
         return "just now"
     if seconds < 3600:

@@ -1,2 +1,1 @@
-"""An answer is an append-only `log` that readers follow, with a `record` on disk; the `shelf` bounds all answers. This
-package knows neither HTTP nor the master's sockets."""
+"""An answer is an append-only `log`, kept on disk by `record`. `shelf` bounds all answers."""

@@ -1,14 +1,13 @@
 """The log of one answer's events.
 
 Laws:
-1. While record and disk have room, an event is recorded before it enters the log. The log keeps all events: each reader
-   gets the whole answer. A new reader replaces the previous one.
-2. An answer waits for a reader LEFT_S, or BRIEFLY_S if it is unfinished and unrecorded; then it is deleted. A recorded
-   answer that a GET collects whole, and an earlier master's unstreamed answer, wait UNFINISHED_S while unfinished, then
-   COLLECTED_WITHIN_S. An earlier master's stream waits `grace_s`.
+1. While record and disk have room, an event is recorded before it enters the log. The log keeps all events. A new
+   reader replaces the previous one.
+2. An answer waits LEFT_S for a reader, or BRIEFLY_S if it is unfinished and unrecorded; then it is deleted. A recorded
+   answer that a GET collects whole waits UNFINISHED_S while unfinished, then COLLECTED_WITHIN_S. So does an earlier
+   master's unstreamed answer. An earlier master's stream waits `grace_s`.
 3. An unfinished choice's error fails all choices.
-4. A record is deleted when its answer is ended or fails while the master runs, or when the client got an error.
-"""
+4. A record is deleted when its answer is ended, fails while the master runs, or its client got an error."""
 
 import asyncio
 import contextlib
@@ -42,7 +41,7 @@ class Queue(Protocol):
         """Raises QueueFull, NotServing, or UserError."""
 
     def postpone(self, count: int, client: str) -> None:
-        """Announces later requests of the client; a negative `count` withdraws announced requests. Raises QueueFull."""
+        """Announces later requests; a negative `count` withdraws some. Raises QueueFull."""
 
     def resume(self, request: GenerationRequest, said: Sequence[AnswerPart]) -> PendingAnswer:
         """Resumes a request after the parts `said`. Raises NotServing."""
@@ -67,7 +66,7 @@ class AnswerLog:
     def __init__(
         self, question: Question, record: RecordFile | None, now: Callable[[], float], client: str = ""
     ) -> None:
-        """An answer with a `record` survives the master. `client` is "" for a request of an earlier master."""
+        """`client` is "" for a request of an earlier master."""
         self.question = question
         self.client = client
         self.held_bytes = question.nbytes  # an estimate of its memory
@@ -97,7 +96,7 @@ class AnswerLog:
 
     @classmethod
     def recovered(cls, found: FoundAnswer, now: Callable[[], float], grace_s: float) -> Self:
-        """Makes the log of an earlier master's answer. A stream waits `grace_s` for its first reader."""
+        """Makes the log of an earlier master's answer. A stream waits `grace_s`."""
         log = cls(found.question, found.record, now)
         log._counted = False
         for choice, event in found.said:
@@ -123,13 +122,13 @@ class AnswerLog:
 
     @property
     def left_at(self) -> float | None:
-        """The time at which the last reader left; None if the answer has a reader or never had one."""
+        """The time at which the last reader left."""
         with self._lock:
             return self._left_at if self._reader is None else None
 
     @property
     def waited_s(self) -> float | None:
-        """The limit on the time without a reader, if that time exceeds the limit; else None."""
+        """The limit on the time without a reader, if it is exceeded."""
         with self._lock:
             if self._reader is not None:
                 return None
@@ -137,8 +136,7 @@ class AnswerLog:
             return limit_s if self._now() - self._unread_since > limit_s else None
 
     def follow(self, choices: Choices, queue: Queue) -> None:
-        """Starts threads that append the events of submitted choices, then submit further choices to `queue`. Call it
-        once. Raises RuntimeError if the system has no thread left."""
+        """Starts threads that fill the log. Call it once. Raises RuntimeError without a free thread."""
         with self._lock:
             self._queue, self._generations, self._left = queue, dict(choices[0]), deque(choices[1].items())
             self._update_has_reader()
@@ -166,7 +164,7 @@ class AnswerLog:
             generation.complete()
 
     def disconnect(self, reader: "AnswerReader", reason: DisconnectReason) -> None:
-        """Detaches the reader, and ends the answer if `reason` says so. Ignores a replaced reader. Idempotent."""
+        """Detaches the reader, unless it was replaced. `reason` may end the answer. Idempotent."""
         with self._lock:
             if self._reader is not reader:
                 return
@@ -228,7 +226,7 @@ class AnswerLog:
             self._fail(error)
 
     def _next(self) -> tuple[int, PendingAnswer] | None:
-        """Submits a further choice, if any; retries while the queue is full or no model serves. Raises UserError."""
+        """Submits a further choice; waits while the queue refuses it. Raises UserError."""
         again_s = 0.0
         while not self._stopped.wait(again_s):
             with self._lock:
@@ -344,7 +342,7 @@ class AnswerReader:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def next(self, within_s: float) -> ChoiceEvent | None:
-        """Returns the next event, or None after `within_s`. Raises the error that ended the answer or the reading."""
+        """Returns the next event, or None after `within_s`. Raises what ended the reading."""
         found = self._next_event()
         if found is not None:
             return found

@@ -1,5 +1,5 @@
-"""The request of an answer, and the file that records its events. Each line is one write into the page cache: a killed
-master loses nothing; a power cut loses the events of about half a minute."""
+"""The request of an answer, and the file of its events. A killed master loses no event. A power cut loses half a minute
+of events."""
 
 import errno
 import json
@@ -30,8 +30,8 @@ RecordedEvent: TypeAlias = tuple[int, Token | PromptScores | Finished]
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """An accepted request. `name` is the answer's id. `requests` has an entry for each choice; `stops`, too, unless it
-    is empty. `nbytes` estimates the memory of the request. `about` is the caller's data."""
+    """An accepted request. `name`: the answer's id. `requests`, `stops`: one for each choice; `stops` may be empty.
+    `nbytes`: estimated memory."""
 
     name: str
     requests: tuple[GenerationRequest, ...]
@@ -42,13 +42,12 @@ class Question:
 
 
 class RecordFile:
-    """The file of one answer's lines. Thread-safe. If writing fails, it logs a warning and keeps the lines for the next
-    write; until then the file holds an earlier state."""
+    """The file of one answer's lines. Thread-safe. The next write repeats a failed write."""
 
     def __init__(
         self, path: Path, fd: int | None, log: RateLimitedLog, later: Callable[[Callable[[], None]], None]
     ) -> None:
-        """Owns `fd`, open for appending (None: no file). `later` calls a function in another thread."""
+        """Owns `fd`, open for appending. `later` calls a function in another thread."""
         self._path = path
         self._fd = fd
         self._log = log
@@ -63,7 +62,7 @@ class RecordFile:
         return not self._doomed
 
     def write(self, lines: bytes) -> bool:
-        """Writes the lines that earlier writes left, then `lines`. Returns whether all lines are written."""
+        """Repeats failed writes, writes `lines`; returns whether all are written."""
         with self._lock:
             if self._fd is None or self._doomed:
                 return False
@@ -87,7 +86,7 @@ class RecordFile:
             self._close()
 
     def delete(self) -> None:
-        """Deletes the record, without waiting for the disk. Idempotent; no effect after `keep`."""
+        """Deletes the record in another thread. Idempotent; no effect after `keep`."""
         if not self._doomed:
             self._doomed = True
             self._later(self._delete)
@@ -141,10 +140,9 @@ def event_bytes(event: AnswerEvent) -> int:
 
 
 def event_line(choice: int, event: AnswerEvent) -> bytes:
-    """Returns the event's line: a token's id if its choice is 0 and it has no scores; else a list that begins with the
-    choice. Returns b"" for events without a line, like cancellation: later masters resume cancelled choices."""
+    """Returns the event's line: a token's id, or a list; b"" if it is not recorded."""
     match event:
-        case Finished(reason="cancel"):
+        case Finished(reason="cancel"):  # later masters resume cancelled choices
             return b""
         case Token(token=token, logprobs=logprobs):
             return line([choice, token, logprobs]) if choice or logprobs else _checked(b"%d" % token)

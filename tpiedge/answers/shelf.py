@@ -1,8 +1,8 @@
 """All answers, and their bounds.
 
-An answer that waits too long for a reader is cancelled (`log.py`). Waiting answers take at most LEFT_BYTES of memory,
-one client's at most half; above that, the oldest answers of the client that holds most are cancelled. At most
-MOST_RECOVERED answers of the previous master stay: unfinished answers first, and of each kind the latest."""
+Answers without a reader take at most LEFT_BYTES of memory, one client's at most half. Beyond that, the client that
+holds most loses its oldest answers. At most MOST_RECOVERED answers of the previous master stay: unfinished answers
+first, and of each kind the latest."""
 
 import logging
 import threading
@@ -39,8 +39,7 @@ class AnswerShelf:
         self._aborted = False
 
     def recover(self, found: Sequence[FoundAnswer]) -> int:
-        """Resumes answers of the previous master; returns their number. Call it before `accept`. Raises UserError if
-        the system has too few threads; then the answers stay recorded."""
+        """Resumes the previous master's answers; returns their number. Call it before `accept`. Raises UserError."""
         answers = [AnswerLog.recovered(one, self._now, self._grace_s) for one in found]
         first = sorted(range(len(answers)), key=lambda number: (answers[number].over, -number))
         for number in first[MOST_RECOVERED:]:
@@ -70,7 +69,8 @@ class AnswerShelf:
         return len(resumed)
 
     def accept(self, question: Question, client: str, make: Callable[[], RecordFile | None]) -> AnswerReader:
-        """Submits a request; `make` creates its record. Raises like Queue.submit, and RuntimeError without a thread."""
+        """Submits a request. `make` creates its record. Raises like Queue.submit; RuntimeError without a free
+        thread."""
         choices = _first(question.requests, client, self._queue)
         answer = AnswerLog(question, make(), self._now, client)
         reader = answer.read()
@@ -90,7 +90,7 @@ class AnswerShelf:
         return None if answer is None or answer.ended else answer
 
     def sweep(self) -> None:
-        """Drops ended answers and cancels answers that waited too long. Call it regularly; it does not block."""
+        """Drops ended and overdue answers. Call it regularly; it does not block."""
         for answer in self._all():
             if (waited_s := answer.waited_s) is not None:
                 if answer.lasting and not answer.sent:
@@ -121,8 +121,7 @@ class AnswerShelf:
             thread.join(max(0.0, deadline - time.monotonic()))
 
     def _resume(self, answer: AnswerLog, said: Sequence[RecordedEvent], at_once: int) -> Choices:
-        """Resumes the first `at_once` unfinished choices, and all that have begun. Returns (resumed, remaining
-        choices)."""
+        """Resumes begun choices and the first `at_once` unfinished ones. Returns (resumed, remaining)."""
         parts: dict[int, list[AnswerPart]] = {}
         for choice, event in said:
             if not isinstance(event, Finished):
@@ -143,7 +142,7 @@ class AnswerShelf:
 
 
 def _first(requests: Sequence[GenerationRequest], client: str, queue: Queue) -> Choices:
-    """Submits choices while the queue has room. Returns (submitted, remaining choices). Raises like Queue.submit."""
+    """Submits choices while possible. Returns (submitted, remaining). Raises like Queue.submit."""
     generations: dict[int, PendingAnswer] = {}
     try:
         for choice, request in enumerate(requests[:AT_ONCE]):

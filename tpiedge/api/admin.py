@@ -1,4 +1,4 @@
-"""The administrator's routes, behind the admin secret: they show nodes, admit workers and end requests."""
+"""The administrator's routes, behind the admin secret."""
 
 import asyncio
 import hashlib
@@ -34,7 +34,7 @@ _PLAN_S = 30.0
 
 
 class Admin:
-    """The routes under /admin. `intake` serves only these routes, so the model's clients take none of its threads."""
+    """The routes under /admin, with an `intake` of their own."""
 
     def __init__(self, service: Service, intake: Intake, guard: Guard) -> None:
         self._service = service
@@ -82,7 +82,7 @@ class Admin:
         return JSONResponse(asdict(await _planned(asyncio.shield(work), "the prediction")))
 
     async def _run(self, work: Callable[[], _T]) -> _T:
-        """Runs `work` in a thread; at most two calls run at once, so that two threads are left to read orders."""
+        # At most two calls run at once, so that two threads are left to read orders.
         return await self._intake.run("the administrator", work)
 
     async def _dismiss(self, request: Request) -> Response:
@@ -103,8 +103,8 @@ class Admin:
         return Route(f"/admin/nodes/{what}", endpoint, methods=["GET"])
 
     def _order(self, verb: str, field: str, answered: str, act: Callable[[str], str | Future[str]]) -> Route:
-        """Makes the route of an order. The request's field `field` identifies a worker; the answer's field `answered`
-        has the result of `act`."""
+        """Makes an order's route. `field`: key of the worker in the request. `answered`: key of the result in the
+        answer."""
         table = word_body(field, "")
 
         async def endpoint(request: Request) -> Response:
@@ -129,6 +129,5 @@ async def _planned(work: Awaitable[_T], what: str, advice: str = "") -> _T:
 
 
 def word_body(key: str, description: str) -> t.JsonSchema:
-    """Makes the schema of a body whose only field, `key`, is a name."""
     named = {**t.TEXT, "minLength": 1, "maxLength": _MAX_NAME, "description": description}
     return {**t.body(key, **{key: named}), "additionalProperties": False}

@@ -1,4 +1,4 @@
-"""Reads the fields that restrict the answer: OpenAI's `response_format`, and fields of other servers."""
+"""Reads fields that restrict the answer, like OpenAI's `response_format`."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -79,7 +79,7 @@ CONSTRAINTS: Final = tuple(key for key in FORM if key not in _UNKNOWN)
 
 
 def read_grammar(fields: BodyFields, service: Service) -> tuple[Grammar | None, str]:
-    """Returns (the answer's grammar or None, the name of its field or ""). Raises ApiError."""
+    """Returns (grammar, name of its field or ""). Raises ApiError."""
     found: dict[str, Grammar | None] = {}
     for place, kinds in _PLACES:
         given = fields.nested(place) if place else fields
@@ -98,7 +98,7 @@ def _only(given: Mapping[str, Grammar | None]) -> tuple[Grammar | None, str]:
 
 
 def schema_of_grammar(fields: BodyFields, key: str, schema: object, *, strict: bool = False) -> t.JsonSchema:
-    """Returns what a grammar can enforce of the schema. Other keywords are ignored or, if `strict`, raise ApiError."""
+    """Returns the enforceable part of the schema. Raises ApiError, if `strict` for other keywords."""
     param = fields.name(key)
     try:
         held = GrammarSchema(check_schema(schema, param))

@@ -2,14 +2,12 @@
 
 Laws:
 
-1. A stream that fails ends with an error event and an unfinished body, so that no client takes a part for the whole.
-   One choice's error fails all choices.
-2. A stream begins with its first event or, after `_OPEN_S`, with a ping; a slow whole answer begins with blank lines.
-   Failures before the beginning have their own HTTP status.
+1. A stream that fails ends with an error event and an unfinished body. One choice's error fails all choices.
+2. A stream begins with its first event or, after `_OPEN_S`, a ping. A slow whole answer begins with blank lines.
+   Earlier failures have an HTTP status.
 3. A client whose headers name its read timeout gets a byte within half that time.
 4. Events of a resumable answer are numbered from 1 and depend on its tokens alone. If the server ends, a recorded
-   answer breaks off without an error.
-"""
+   answer breaks off without an error."""
 
 import asyncio
 import contextlib
@@ -36,7 +34,7 @@ from tpiedge.master.request_times import Reading
 from tpiedge.units import format_seconds
 
 _TIMEOUT_HEADERS = ("x-stainless-read-timeout", "x-stainless-timeout")
-"""Headers of OpenAI's clients for Python and JavaScript: the seconds without a byte after which the clients retry."""
+"""Headers of OpenAI's clients: the seconds without a byte after which clients retry."""
 
 #: The time until the first ping; an error before the first byte has its own HTTP status.
 _OPEN_S = 0.25
@@ -47,13 +45,13 @@ _JSON_HEADERS = {"content-type": "application/json", "cache-control": "no-store"
 
 
 class Aborted(Exception):
-    """The body stays unfinished, but the bytes written before must reach the client."""
+    """The body stays unfinished, but its bytes so far reach the client."""
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """An accepted request and how its client gets the answer. `after` is the number of the last event that the client
-    has, or None if the client does not know the answer's id yet; `ignored` names ignored fields."""
+    """An accepted request and its reader. `after`: the client's last event; None before the client knows the answer's
+    id. `ignored`: ignored fields."""
 
     accepted: AcceptedRequest
     form: AnswerForm
@@ -72,8 +70,7 @@ class Answering:
         self._form = work.form.write(work.accepted, service.tokenizer)
 
     async def deliver(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        """Sends the answer. Raises ApiError before the first byte, Aborted after the first byte, Disconnected at any
-        time."""
+        """Sends the answer. Raises Disconnected; ApiError before the first byte, Aborted after it."""
         reason: DisconnectReason | None = None
         named, stream = self._work.after is not None, self._form.reply.stream
         # The client of a whole answer without a record rarely learns its id before the end.
@@ -122,8 +119,7 @@ class Answering:
         self._reader.end(why)
 
     async def _pieces(self, quiet_s: float) -> AsyncIterator[tuple[int, TextPiece] | None]:
-        """Yields (number of the choice, piece). Yields None when a sign of life is due: after `quiet_s`, then every
-        `ping_s`; in a stream also when a pause begins or more of the prompt is read."""
+        """Yields (choice, piece), or None when a sign of life is due. `quiet_s`: until the first."""
         now = asyncio.get_running_loop().time
         due = now() + quiet_s
         open_choices, stream = set(range(len(self._form.transcripts))), self._form.reply.stream
@@ -204,7 +200,7 @@ class Answering:
         await self._write(send, b"", more=False)
 
     async def _all_frames(self, quiet_s: float) -> AsyncIterator[Sequence[bytes] | None]:
-        """Yields the events of the whole stream, grouped by piece, and None for each sign of life."""
+        """Yields each piece's events, and None for a sign of life."""
         opened = False
         async for found in self._pieces(quiet_s):
             if not opened:
@@ -226,7 +222,6 @@ class Answering:
 
 
 def _with_client_timeout(limits: Limits, headers: Headers) -> Limits:
-    """Returns `limits`; if headers name the client's timeout, signs of life come within half of it."""
     for name in _TIMEOUT_HEADERS:
         with contextlib.suppress(ValueError):
             wait_s = float(headers.get(name, ""))

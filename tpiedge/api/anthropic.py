@@ -1,4 +1,4 @@
-"""Anthropic's /v1/messages: reads requests as chats and writes answers as messages of content blocks."""
+"""Anthropic's /v1/messages: reads requests as chats, writes answers as content blocks."""
 
 import json
 from collections.abc import Sequence
@@ -129,8 +129,7 @@ def _read(fields: t.BodyFields, service: Service, maximum: int) -> ParsedRequest
 
 
 def _turn(messages: Sequence[t.BodyFields], role: str, *, begun: bool) -> list[Json]:
-    """Makes one message of neighbouring messages of one role; their tool results come before it. `begun`: the answer
-    continues the message."""
+    """Joins messages of one role, after tool results. `begun`: the answer continues the message."""
     texts: list[str] = []
     reasoning, calls, results = "", list[Json](), list[Json]()
     for message in messages:
@@ -245,7 +244,6 @@ class AnthropicFormat(AnswerFormat):
         return [typed_event("content_block_stop", index=len(self.items) - 1)] if kind else []
 
     def _ended(self) -> tuple[Json, Json]:
-        """Returns (stop reason, usage). The usage counts cached tokens apart, unless a stop string ended the answer."""
         only, tokens = self.transcripts[0], self.prompt_tokens
         usage: Json = {"cache_creation_input_tokens": 0, "output_tokens": only.count, "input_tokens": tokens}
         reason = None

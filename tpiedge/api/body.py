@@ -1,8 +1,5 @@
-"""The body of a request: its bytes and the JSON in it, both bounded.
-
-JSON has a bounded depth and number of values: a few megabytes of brackets would take hundreds of megabytes of memory.
-Keys are unique within an object and numbers are finite, so that the value does not depend on the parser.
-"""
+"""The body of a request: its bytes and the JSON in it, both bounded. JSON has limits of depth and of values, unique
+keys and finite numbers."""
 
 import asyncio
 import contextlib
@@ -29,8 +26,8 @@ class Disconnected(Exception):
 async def read_body(
     receive: Receive, announced: str | None, limit: int, limit_s: float, reserve: Callable[[int], None]
 ) -> bytearray:
-    """Returns the body; `reserve` gets the size of each part and may raise. Raises Disconnected, ApiError 408 after
-    `limit_s`, and ApiError 413 if the body, or the length in `announced`, exceeds `limit` bytes."""
+    """Returns the body. `announced`: its length by the header. `reserve` gets each part's size and may raise. Raises
+    Disconnected, ApiError 408 (time), ApiError 413 (size)."""
     if announced is not None and int(announced) > limit:  # h11 has checked that it is a number
         raise _too_large(f"{announced[:20]} bytes", limit)
     body = bytearray()
@@ -54,8 +51,7 @@ async def read_body(
 
 
 async def discard(receive: Receive, limit_s: float) -> None:
-    """Drops what still arrives for `limit_s`, because unread bytes would reset the connection before the client reads
-    the answer."""
+    """Reads on for `limit_s`: unread bytes would reset the connection too early."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(limit_s):
             while (message := await receive())["type"] == "http.request" and message.get("more_body", False):
@@ -78,7 +74,7 @@ def _too_large(size: str, limit: int) -> ApiError:
 
 
 class Excessive(Exception):
-    """The JSON has too many values, or is too deep; the message says which."""
+    """JSON with too many values or too much depth."""
 
 
 def parse_object(body: bytes | bytearray, max_values: int) -> dict[str, object]:
@@ -107,8 +103,8 @@ def parse_object(body: bytes | bytearray, max_values: int) -> dict[str, object]:
 def parse(
     data: bytes | bytearray, most: int, before: int = 0, errors: str = "strict", **hooks: Any
 ) -> tuple[Any, int]:
-    """Returns (JSON value, `before` + commas + opening brackets: about one per value). `hooks` go to json.loads. Raises
-    Excessive if the sum exceeds `most` or values nest too deeply, ValueError if the text is no JSON."""
+    """Returns (value, count): `before` plus about one per value. `hooks`: for json.loads. Raises ValueError, or
+    Excessive above `most` or the depth limit."""
     count = before + sum(map(data.count, (b",", b"[", b"{")))
     if count > most:
         raise Excessive(f"has more than {most} values")

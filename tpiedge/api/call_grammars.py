@@ -1,5 +1,4 @@
-"""Makes grammars of tool calls: of an answer that must be calls, and of a call that the model begins by itself. The
-second kind lets the model choose spaces; outside reasoning, it applies from the opening token to the arguments' end."""
+"""Grammars of tool calls: for an answer that must be calls, and for a call that the model begins by itself."""
 
 import json
 import re
@@ -37,7 +36,6 @@ class _Style:
     free: bool = False
 
     def mark(self, text: str) -> str:
-        """Returns the token if the text is a special token, which has no text in grammars; else a literal."""
         token = self.tokenizer.token_id(text) if self.tokenizer is not None else None
         special = self.tokenizer is not None and token in self.tokenizer.special_ids
         return f"<[{token}]>" if special else json.dumps(text)
@@ -52,8 +50,7 @@ class _Style:
 def call_or_form_grammar(
     tools: ParsedTools, form: CallForm, answer: Grammar | None, param: str, service: Service
 ) -> Grammar | None:
-    """Makes a grammar. If a call is required, the text must be calls. Otherwise it may be calls, or follow `answer`,
-    the grammar from the field `param`. Raises ApiError."""
+    """Makes a grammar of calls or, unless they are required, of `answer` from field `param`. Raises ApiError."""
     start, rules = "start: calls", _calls(tools, form, service)
     if tools.required:
         param = tools.field
@@ -103,8 +100,7 @@ def _calls(tools: ParsedTools, form: CallForm, service: Service) -> Iterator[str
 def begun_call_grammar(
     tools: ParsedTools, form: CallForm, thinking: Thinking, service: Service
 ) -> Grammar | None:
-    """Makes the grammar of a call that the model begins by itself. Returns None without llguidance, or if a mark of
-    calls or reasoning is no token. Raises SchemaTooLarge."""
+    """Makes the grammar of a call that the model begins. Raises SchemaTooLarge."""
     tokenizer = service.tokenizer
     if not form or not grammars_installed() or tokenizer is None or not service.eos_ids:
         return None
@@ -182,7 +178,7 @@ def _tagged(name: str, schema: Mapping[str, Any], at: int, style: _Style) -> Ite
 
 
 def _enveloped(tools: _Tools, form: CallForm, most: int) -> dict[str, Any]:
-    """Returns the schema of a call as a JSON object or, for "mistral", of a list of such calls."""
+    """Returns the JSON schema of a call; for "mistral", of several calls."""
     key = "parameters" if form == "llama3" else "arguments"
     choices = []
     for name, schema in tools.items():

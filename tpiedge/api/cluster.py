@@ -1,8 +1,7 @@
-"""`GET /admin/cluster` shows the cluster to `tpiedge top` and the page, computed at each look from the master's state.
+"""`GET /admin/cluster` shows the cluster to `tpiedge top` and the page.
 
-A machine's rates are measured between two arrivals of its counters; tokens per second, between two looks. Parts of a
-step's time are means over the steps of this epoch that `timeline.py` showed in the last seconds.
-"""
+A machine's rates are measured between arrivals of its counters, tokens per second between looks. Parts of a step's time
+are means over the last seconds."""
 
 import math
 from collections import deque
@@ -27,7 +26,7 @@ _JsonObject: TypeAlias = dict[str, object]
 
 
 class ClusterPicture:
-    """Makes the picture, and remembers the last looks. Not thread-safe. `sender` describes the client of a request."""
+    """Makes the picture. Not thread-safe. `sender` describes a request's client."""
 
     def __init__(self, service: Service, sender: Callable[[str], Mapping[str, str] | None]) -> None:
         self._service = service
@@ -41,7 +40,7 @@ class ClusterPicture:
     def of(
         self, status: ClusterStatus, waiting: Sequence[object], timeline: Mapping[str, Any] | None, now: float
     ) -> _JsonObject:
-        """Returns the picture at `now`, seconds on a monotonic clock. `timeline` is shown_step's result."""
+        """Returns the picture at `now`. `timeline`: the result of shown_step."""
         model, requests, events = self._service.model(), self._service.request_lines(), self._service.events()
         tokens_per_s = self._tokens_per_s(status, now)
         means = {} if timeline is None else self._means(timeline)
@@ -79,7 +78,6 @@ class ClusterPicture:
         return round((tokens - before) / (now - begun), 3) if now - begun >= _SHORTEST_S else None
 
     def _means(self, latest: Mapping[str, Any]) -> dict[int, dict[str, float]]:
-        """Adds the step `latest`; returns the mean parts of a step's time by rank."""
         self._steps[latest["at"]] = {one["rank"]: one for one in latest["machines"]}
         self._steps = {at: one for at, one in self._steps.items() if abs(latest["at"] - at) <= _WINDOW_S}
         return {
@@ -157,7 +155,7 @@ def _part(units: tuple[int, int], of: int) -> float:
 
 
 def _memory(node: NodeStatus) -> _JsonObject:
-    """Returns sizes in bytes; 0 if the node has not reported them. A `budget_bytes` of 0 means no limit."""
+    """Returns bytes; 0: unknown. A `budget_bytes` of 0 means no limit."""
     stats = node.counters
     weights, window, kv, reserved, program, peak = node.weight_bytes, 0, 0, 0, 0, 0
     if stats is not None:
@@ -181,7 +179,6 @@ def _memory(node: NodeStatus) -> _JsonObject:
 
 
 def _step(node: NodeStatus, means: Mapping[int, Mapping[str, float]]) -> Mapping[str, float] | None:
-    """Returns the parts of a step's time on the node; None if the node computes no steps."""
     counted = node.counted
     if node.rank is None or counted is None or counted.latest.steps <= counted.first.steps:
         return None
@@ -189,9 +186,9 @@ def _step(node: NodeStatus, means: Mapping[int, Mapping[str, float]]) -> Mapping
 
 
 def _request(line: RequestLine, sender: Mapping[str, str] | None) -> _JsonObject:
-    """Rounds times, so that an idle picture stays the same; leaves out `client`, which would help to guess keys."""
+    """Rounds times, so that an idle picture stays the same."""
     shown, reading = asdict(line), line.reading
-    del shown["client"]
+    del shown["client"]  # it would help to guess keys
     if reading is not None:
         left_s = None if reading.left_s is None else math.ceil(reading.left_s)
         shown["reading"] |= {"tokens_per_s": round(reading.tokens_per_s, 3), "left_s": left_s}
@@ -216,7 +213,6 @@ def _totals(status: ClusterStatus, tokens_per_s: float | None) -> _JsonObject:
 
 
 def _rate(node: NodeStatus, field: str) -> float | None:
-    """Returns bytes per second, or None until the node has sent two counts."""
     counted = node.counted
     if counted is None or counted.spent_s < 0.5:
         return None

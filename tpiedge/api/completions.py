@@ -1,4 +1,4 @@
-"""The routes of answers: POST asks for one, GET resumes it, DELETE ends it."""
+"""The routes of answers: POST asks, GET resumes, DELETE ends."""
 
 import re
 import secrets
@@ -41,7 +41,7 @@ _DEPLOYMENT_KEY: Final = "tpiedge.deployment"
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """Accepts requests and finds their answers. `records`: the folder from which the next server resumes answers."""
+    """Accepts requests and finds their answers. `records`: for the next server."""
 
     service: Service
     intake: Intake
@@ -58,9 +58,9 @@ class Answers:
         return found
 
     def accept(self, form_name: FormatName, values: dict[str, object], sender: Request) -> Work:
-        """Checks, tokenizes and submits a request. Blocks. In Azure's paths the deployment names the model."""
+        """Checks, tokenizes and submits a request. Blocks."""
         if _DEPLOYMENT_KEY in sender.scope:
-            values["model"] = sender.scope[_DEPLOYMENT_KEY]
+            values["model"] = sender.scope[_DEPLOYMENT_KEY]  # in Azure's paths the deployment names the model
         form, service, records = ANSWER_FORMS[form_name], self.service, self.records
         name = f"{form.prefix}-{secrets.token_hex(12)}"
         parsed, scope = form.parse(values, service), self.intake.scope(sender)
@@ -85,8 +85,7 @@ class Answers:
         return Answering(work, self.service, self.intake, self.intake.client(request)).deliver
 
     async def _kept(self, form: FormatName, request: Request) -> ASGIApp:
-        """GET .../{id} sends the rest of a stream if the client names its last event, else the whole answer. DELETE
-        .../{id} ends the answer."""
+        """Handles GET (an answer, or the rest of its stream) and DELETE."""
         if request.method == "HEAD":  # it would only replace the reader
             raise ApiError(405, "Method Not Allowed", "method_not_allowed", headers={"Allow": "GET, DELETE"})
         name, key, known = request.path_params["id"], key_of(request.headers), ANSWER_FORMS[form]
@@ -106,8 +105,7 @@ class Answers:
 
 
 def _last_event(request: Request) -> int | None:
-    """Returns the number of the client's last event (0: none yet), or None if the client wants the whole answer. Raises
-    ApiError 400."""
+    """Returns the client's last event; None asks for the whole answer. Raises ApiError."""
     given, name, first = request.headers.get("last-event-id"), "the header Last-Event-ID", 1
     if given is None:
         if request.query_params.get("stream") != "true":
@@ -121,7 +119,7 @@ def _last_event(request: Request) -> int | None:
 
 
 def name_usual_path(scope: MutableMapping[str, Any]) -> None:
-    """Rewrites a path of Azure's OpenAI (/openai/v1/..., or an older one with a deployment) to the usual path."""
+    """Rewrites a path of Azure's OpenAI to the usual path."""
     path = scope["path"]
     if path.startswith("/openai/v1/"):
         scope["path"] = path.removeprefix("/openai")

@@ -1,8 +1,7 @@
 """Limits the connections of the HTTP port and their cost.
 
-Connections take descriptors, which workers need, too, so no client has more connections than its quota. A connection is
-uvicorn's with deadlines for sending a request's head and for reading an answer. Each line and chunk, however short,
-costs microseconds to parse. So the event loop parses one piece per client and iteration, not one per connection."""
+Each client has a quota of connections, because workers need descriptors, too. Sending a head and reading an answer have
+deadlines. Lines and chunks are costly to parse: in each iteration, the event loop parses one piece per client."""
 
 import asyncio
 import contextlib
@@ -28,14 +27,14 @@ from tpiedge.sanitise import RateLimitedLog
 from tpiedge.units import KIB
 
 PIECE_BYTES: Final = 2 * KIB
-"""Bytes of one client that are read and parsed per iteration of the event loop."""
+"""Bytes of one client that an iteration of the event loop parses."""
 
 _log = logging.getLogger(__name__)
 
 
 class HttpListener(socket.socket):
-    """A listening socket for `limit` connections, with a quota per address. A connection above a limit is closed at
-    once, after a 503 if it is `plain` HTTP. One event loop must accept until BlockingIOError. Raises UserError."""
+    """A listening socket for `limit` connections, with a quota per address. Closes further connections, after a 503 if
+    `plain`. One event loop must accept until BlockingIOError. Raises UserError."""
 
     def __init__(self, at: Address, limit: int, *, plain: bool) -> None:
         self._plain = plain
@@ -82,11 +81,10 @@ class _Accepted(socket.socket):
 
 
 def _refuse(connection: socket.socket, plain: bool) -> None:
-    """Closes the connection; if `plain`, sends a refusal first. With TLS the handshake would take time."""
     error = ApiError(503, "too many connections are open: try again later", "too_many_connections")
     with connection, contextlib.suppress(OSError):
         connection.setblocking(False)
-        if plain:
+        if plain:  # with TLS the handshake would take time
             connection.send(_response("503 Service Unavailable\r\nRetry-After: 5", error))
             connection.shutdown(socket.SHUT_WR)
             connection.recv(64 * KIB)  # unread bytes would reset the connection
@@ -100,14 +98,13 @@ def _response(status: str, error: ApiError) -> bytes:
 
 
 class RoundRobin:
-    """Lets each client act once per iteration of the event loop; further acts wait for the next iterations."""
+    """Lets each client act once per iteration of the event loop."""
 
     def __init__(self) -> None:
         #: Further acts of each client that acted in this iteration.
         self._waiting: dict[str, deque[Callable[[], None]]] = {}
 
     def call(self, client: str, act: Callable[[], None]) -> None:
-        """Calls `act`: at once if it is the client's first act in this iteration, else in a later one."""
         if client in self._waiting:
             self._waiting[client].append(act)
             return
@@ -126,7 +123,7 @@ class RoundRobin:
 
 
 class HttpConnection(H11Protocol, asyncio.BufferedProtocol):
-    """uvicorn's connection, closed if a request's head arrives too slowly or the client does not read."""
+    """uvicorn's connection, with deadlines for sending heads and reading answers."""
 
     #: A buffer that all connections share. asyncio slices it for TLS, and a slice must not be a copy.
     _piece = memoryview(bytearray(PIECE_BYTES))
@@ -174,7 +171,7 @@ class HttpConnection(H11Protocol, asyncio.BufferedProtocol):
             self.transport.pause_reading()
 
     def handle_events(self) -> None:
-        """Schedules parsing. uvicorn calls this method after an answer, because the next request may have arrived."""
+        """Schedules parsing. uvicorn calls this method after an answer."""
         self._ask()
 
     def on_response_complete(self) -> None:
@@ -192,7 +189,6 @@ class HttpConnection(H11Protocol, asyncio.BufferedProtocol):
             self._round_robin.call("" if self.client is None else self.client[0], self._parse)
 
     def _parse(self) -> None:
-        """Parses bytes that h11 holds, then the next piece unless uvicorn has paused reading."""
         self._parse_scheduled = False
         if self.transport.is_closing():
             return
@@ -213,7 +209,7 @@ class HttpConnection(H11Protocol, asyncio.BufferedProtocol):
             self.transport.resume_reading()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuses bytes that are no HTTP request, or too many bytes. During an answer, only closes the connection."""
+        """Refuses bad bytes. During an answer, only closes the connection."""
         if self.cycle is not None:
             self.cycle.disconnected = True  # the application's answer would come too late
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
@@ -222,7 +218,7 @@ class HttpConnection(H11Protocol, asyncio.BufferedProtocol):
         self.transport.close()
 
     def _look(self) -> None:
-        """Aborts the connection if the server waits for a client that has read nothing since the last look."""
+        """Aborts the connection if its client has stopped reading."""
         waiting = self.flow.write_paused or self.transport.is_closing()
         left = self.transport.get_write_buffer_size() if waiting else None
         if left and self._left is not None and left >= self._left:

@@ -1,4 +1,4 @@
-"""Reads /v1/embeddings and writes vectors as JSON, each vector as soon as all earlier vectors have come."""
+"""Reads /v1/embeddings and writes vectors as JSON, in order."""
 
 import base64
 import math
@@ -36,7 +36,7 @@ def _read_embeddings(fields: BodyFields, service: Service) -> ParsedRequest:
 
 
 def embedded(fields: BodyFields, service: Service, key: str, form: FormatName) -> ParsedRequest:
-    """Reads a request for vectors of the texts in the field `key`. Raises ApiError."""
+    """Reads a request for vectors of texts in field `key`. Raises ApiError."""
     width, wanted = service.model().width, fields.get("dimensions")
     # Fewer dimensions mean something only in models that were trained for it.
     if wanted is not None and wanted != width:
@@ -95,7 +95,6 @@ class VectorFormat(AnswerFormat):
         return b"\n"  # JSON may have blank lines between its parts
 
     def broken(self, error: ApiError) -> bytes:
-        """Appends the error, so that parsing the body fails even in clients that ignore its early end."""
         return b"\n" + json_bytes(self.failure(error))
 
     def closing(self) -> Sequence[bytes]:
@@ -104,8 +103,8 @@ class VectorFormat(AnswerFormat):
 
 
 def unit_vector(values: Sequence[float]) -> list[float]:
-    """Normalises a vector, because clients compare by dot products. Rounds to nine digits, enough for every f32."""
-    length = math.sqrt(math.fsum(value * value for value in values)) or 1.0
+    """Normalises a vector. Nine digits are enough for every f32."""
+    length = math.sqrt(math.fsum(value * value for value in values)) or 1.0  # clients compare by dot products
     return [float(f"{value / length:.9g}") for value in values]
 
 

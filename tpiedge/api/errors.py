@@ -47,7 +47,7 @@ _log = RateLimitedLog(logging.getLogger(__name__))
 
 @dataclass(eq=False)
 class ApiError(Exception):
-    """An error that is sent as an answer. `param`: the request's field at fault; `details`: for Anthropic's clients."""
+    """An error sent as an answer. `param`: the field at fault. `details`: for Anthropic's clients."""
 
     status: int
     message: str
@@ -66,10 +66,11 @@ class ApiError(Exception):
 
 
 class PromptTooLong(ApiError):
-    """A prompt of more than `maximum` tokens. Clients that read "maximum context length is" shorten the conversation.
-    `size`: the message's beginning; `tokens`: a lower bound; `text`: the prompt, if its tokens are not counted yet."""
+    """A prompt of more than `maximum` tokens. `size`: the message's first words. `tokens`: a lower bound. `text`: the
+    prompt, if not counted."""
 
     def __init__(self, size: str, tokens: int, maximum: int, param: str, text: str = "") -> None:
+        # Clients that read "maximum context length is" shorten the conversation.
         message = f"{size}: this model's maximum context length is {maximum} tokens"
         super().__init__(400, message, "context_length_exceeded", param=param)
         self.tokens, self.maximum, self.text = tokens, maximum, text
@@ -80,8 +81,7 @@ def refused(message: str, param: str | None = None, code: str = "invalid_value")
 
 
 def of_exception(error: BaseException, grammar: str | None = None) -> ApiError:
-    """Makes an ApiError from any error. Clients get only the type of a defect; the log also has its place. `grammar`:
-    the request's field that restricts the answer."""
+    """Makes an ApiError; of a defect, clients get only the type. `grammar`: the field that restricts the answer."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, QueueFull):
@@ -102,12 +102,11 @@ def of_exception(error: BaseException, grammar: str | None = None) -> ApiError:
 
 
 def is_anthropic(headers: Headers) -> bool:
-    """Whether an Anthropic client sent the headers: some paths belong to two APIs."""
     return "anthropic-version" in headers
 
 
 def error_body(error: ApiError, path: str, headers: Headers) -> dict[str, object]:
-    """Returns the error in the shape of the API that the request belongs to."""
+    """Returns the error in the shape of the client's API."""
     if f"{path}/".startswith("/v1/messages/") or is_anthropic(headers):
         return anthropic_error(error)
     return ollama_error(error) if path.startswith("/api/") else error.body()

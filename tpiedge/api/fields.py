@@ -1,8 +1,7 @@
-"""Reads clients' JSON objects by tables in JSON Schema, which `openapi` shows. Other modules import this one as `t`.
+"""Reads clients' JSON objects by tables in JSON Schema. Other modules import this one as `t`.
 
-A null field counts as missing. Unknown fields are reported as ignored, because other servers know more fields. A name
-one edit away from a known field is refused, because a misspelt limit must not be ignored.
-"""
+A null field counts as missing. Unknown fields are ignored and reported. A name one edit away from a known field is
+refused."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,7 +17,7 @@ IGNORED: Final = "x-ignored-fields"
 """The header that lists the request's ignored fields."""
 MAX_ENTRIES: Final = 4096
 MAX_TEXT_VALUES: Final = 65_536
-"""The limit of JSON values in a request's text fields that contain JSON, all taken together."""
+"""The limit of JSON values in all text fields of a request together."""
 TEXT: Final[JsonSchema] = {"type": "string"}
 OBJECT: Final[JsonSchema] = {"type": ["object", "null"]}
 
@@ -35,18 +34,18 @@ _SENT: Final = {str: "a string", bool: "a boolean", dict: "an object", list: "an
 
 
 class Unsupported(JsonSchema):
-    """The schema of a field that is refused unless its value is harmless. `details` are added to the error."""
+    """The schema of an unsupported field. `details`: for the error."""
 
     details: Mapping[str, object] = {}
 
 
 def unsupported(*harmless: object, why: str = "") -> Unsupported:
-    """Makes the schema of a field that may only be null, empty or `harmless`. `why` begins with a comma."""
+    """Makes the schema of a field that is null, empty or `harmless`. `why` begins with a comma."""
     return Unsupported(enum=[None, [], {}, *harmless], description=f"is not supported{why}")
 
 
 def body(*needed: str, **fields: JsonSchema) -> JsonSchema:
-    """Makes the schema of an object. The fields `needed` and those whose schema is TEXT are required."""
+    """Makes an object's schema. The fields `needed` and TEXT fields are required."""
     texts = [name for name, schema in fields.items() if schema is TEXT and name not in needed]
     return {"type": "object", "properties": fields, "required": [*needed, *texts]}
 
@@ -56,7 +55,7 @@ def optional(schema: JsonSchema, description: str = "") -> JsonSchema:
 
 
 def tagged(tag: str, **forms: JsonSchema) -> dict[str, JsonSchema]:
-    """Makes the tables of several forms of objects, keyed by the form's name: the value of the field `tag`."""
+    """Makes tables of objects, keyed by the value of the field `tag`."""
     return {
         name: body(tag, *form["required"], **{tag: {"const": name}, **form["properties"]})
         for name, form in forms.items()
@@ -68,7 +67,7 @@ def any_of(*schemas: JsonSchema, description: str = "") -> JsonSchema:
 
 
 def text_or(forms: Mapping[str, JsonSchema], *more: str, description: str = "") -> JsonSchema:
-    """Makes the schema of a text or an array of objects of `forms`. `more` names other types."""
+    """Makes the schema of a text or an array. `more`: other types."""
     return {**array(any_of(*forms.values()), description), "type": ["string", "array", *more]}
 
 
@@ -102,7 +101,7 @@ class BodyFields:
     def __init__(
         self, values: Mapping[str, object], form: JsonSchema, where: str = "", outer: Self | None = None
     ) -> None:
-        """Checks `values`. `where` begins fields' names in errors; `outer`: the enclosing object. Raises ApiError."""
+        """`where`: prefix of names in errors. `outer`: the enclosing object. Raises ApiError."""
         self.values = values
         self._table: Mapping[str, JsonSchema] = form["properties"]
         self._where = where
@@ -122,7 +121,7 @@ class BodyFields:
 
     @property
     def ignored(self) -> tuple[str, ...]:
-        """Names of the whole request's ignored fields in the order found, without indices and safe in a header."""
+        """Names of the whole request's ignored fields, safe in a header."""
         return tuple(self._whole._ignored)
 
     def name(self, key: str) -> str:
@@ -141,7 +140,7 @@ class BodyFields:
         return value
 
     def parsed(self, key: str) -> object:
-        """Parses a text that is JSON; returns any other field unchanged. Raises ApiError above MAX_TEXT_VALUES."""
+        """Parses a JSON text; returns any other value unchanged. Raises ApiError."""
         value, whole = self.get(key), self._whole
         if not isinstance(value, str):
             return value
@@ -155,7 +154,7 @@ class BodyFields:
         return found
 
     def nested(self, key: str) -> "BodyFields":
-        """Returns the object in a field whose schema has properties, or an empty object if the field is missing."""
+        """Returns the object in a field, or an empty object."""
         empty = {"properties": self._table[key]["properties"], "required": ()}
         return self._nested.get(key) or BodyFields({}, empty, f"{self.name(key)}.", self)
 
@@ -173,8 +172,7 @@ class BodyFields:
     def kind(
         self, value: object, key: str, forms: Mapping[str, JsonSchema], tag: str = "type", usual: str = ""
     ) -> "tuple[str, BodyFields]":
-        """Reads an object whose field `tag` (default: `usual`) names its form. Returns (form, fields). Raises
-        ApiError."""
+        """Returns (form, fields). The field `tag` names the form, by default `usual`. Raises ApiError."""
         if not isinstance(value, dict):
             raise self.wrong_type(key, "an object", value)
         found = value.get(tag) or usual
@@ -217,7 +215,7 @@ class BodyFields:
         return self.wrong(key, f"is {shown}: it must be from {low} to {high}")
 
     def _checked(self, key: str, value: Any, schema: JsonSchema) -> Any:
-        """Checks type and limits, but no items. Returns the value; a number has the schema's type. Raises ApiError."""
+        """Checks type and limits, but no items. Raises ApiError."""
         if "enum" in schema and value not in schema["enum"]:
             if not isinstance(schema, Unsupported):
                 raise self.wrong(key, f"must be {_listed(one for one in schema['enum'] if one is not None)}")
@@ -275,7 +273,7 @@ def _is_of(value: object, kind: str) -> bool:
 
 
 def _is_slip(given: str, known: str) -> bool:
-    """Whether the names differ by one letter (added, missing or replaced), or by two swapped neighbours."""
+    """Whether the names differ by one letter or two swapped neighbours."""
     if len(known) < _NEAR_LENGTH or abs(len(given) - len(known)) > 1:
         return False
     begin = 0

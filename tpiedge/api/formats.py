@@ -1,4 +1,4 @@
-"""The interface of answer formats, and the bytes of JSON and of events."""
+"""The interface of answer formats; bytes of JSON and of events."""
 
 import json
 import time
@@ -21,14 +21,13 @@ Json = dict[str, Any]
 
 REQUEST_ID = "x-request-id"
 RESUMABLE = "x-resumable"
-"""The header that says that the answer can be resumed by its request id."""
+"""The header of answers that can be resumed by their request id."""
 
 
 class AnswerFormat(ABC):
     """Makes the bytes of one answer. Choices are numbered from 0.
 
-    Law: the frames of a stream depend on the pieces alone, so another stream of the answer can resume after any frame.
-    """
+    Law: a stream's frames depend on the pieces alone, so that another stream can resume."""
 
     stream_type = "text/event-stream; charset=utf-8"
     error_event = b""
@@ -59,7 +58,7 @@ class AnswerFormat(ABC):
         """Returns the frames after all pieces."""
 
     def alive(self, why: str) -> bytes:
-        """Returns a sign of life that is no part of the answer. `why`: what the client waits for, if known."""
+        """Returns a sign of life. `why`: cause of the wait, if known."""
         return comment(why or "ping")
 
     def broken(self, error: ApiError) -> bytes:
@@ -67,7 +66,7 @@ class AnswerFormat(ABC):
         return self.error_event + event(self.failure(error))
 
     def whole(self, pieces: Sequence[Sequence[TextPiece]]) -> object:
-        """Returns the JSON of an answer that is not streamed. `pieces`: all pieces of each choice."""
+        """Returns the JSON of a whole answer. `pieces`: of each choice."""
         raise NotImplementedError
 
     def failure(self, error: ApiError) -> Json:
@@ -77,8 +76,8 @@ class AnswerFormat(ABC):
 
 @dataclass(frozen=True, slots=True)
 class AnswerForm:
-    """A kind of request and answer. `path`, `about`: path and summary of its route. `prefix` begins the answers' ids.
-    `read` parses requests by `table`. `kind`: the API's name for such answers if clients can resume them."""
+    """A kind of request and answer. `about`: the route's summary. `prefix`: of the answers' ids. `read` parses requests
+    by `table`. `kind`: names answers that clients can resume."""
 
     path: str
     about: str
@@ -96,13 +95,12 @@ class AnswerForm:
 
 
 def json_bytes(value: object) -> bytes:
-    """Encodes in ASCII, so that no line separator within the text ends an event early."""
+    """Encodes in ASCII, without line separators that would end an event."""
     return json.dumps(value).encode("ascii")
 
 
 def long_json(value: object) -> bytes:
-    """Encodes like `json_bytes`, but in short steps, between which other threads run. Other threads also run while
-    `join` copies long bytes, but not while `+` copies them."""
+    """Encodes like `json_bytes`, in short steps between which other threads run."""
     if isinstance(value, dict):
         inner = [(b", ", json_bytes(key), b": ", long_json(one)) for key, one in value.items()]
         return b"".join([b"{", *[part for parts in inner for part in parts][1:], b"}"])
@@ -114,6 +112,7 @@ def long_json(value: object) -> bytes:
     else:
         steps = (json_bytes(value[first : first + 128]) for first in range(0, len(value), 128))
         entries = b", ".join(step[1:-1] for step in steps)
+    # Other threads run while `join` copies long bytes, but not while `+` does.
     return b"".join([b"[", entries, b"]"])
 
 
@@ -122,11 +121,9 @@ def event(value: object) -> bytes:
 
 
 def typed_event(kind: str, **fields: object) -> bytes:
-    """Returns a server-sent event whose name is also the type of its object."""
     return f"event: {kind}\n".encode("ascii") + event({"type": kind, **fields})
 
 
 def comment(text: str) -> bytes:
-    """Returns a comment of a stream. No empty line follows: OpenAI's client for Python would read an event there, and
-    fail."""
+    # No empty line follows: OpenAI's client for Python would read an event there, and fail.
     return f": {sanitised_line(text)}\n".encode()

@@ -1,10 +1,8 @@
-"""Rewrites a client's JSON schema into a schema that a grammar can enforce. Pure.
+"""Rewrites a client's JSON schema into one that a grammar can enforce. Pure.
 
-An object has only declared properties, unless its schema allows others. All parts that apply to one object (`allOf`,
-references, conditions) declare properties together; each alternative of a choice adds properties. Keywords that a
-grammar cannot enforce are left out and reported; annotations and unknown formats are left out. `oneOf` is read as
-`anyOf`, because types or tags nearly always make the alternatives exclusive.
-"""
+An object has only declared properties, unless its schema allows others. `allOf`, references and conditions of one
+object declare properties together. Each alternative of a choice adds properties. Keywords that a grammar cannot enforce
+are left out and reported. Annotations and unknown formats are left out. `oneOf` is read as `anyOf`."""
 
 import math
 import re
@@ -60,8 +58,8 @@ def is_held(pattern: str) -> bool:
 
 
 class GrammarSchema:
-    """A client's schema, rewritten to `schema`, which refers only to its `$defs`. `left_out` has the places of keywords
-    that were left out. In methods, `around` has what other parts of the same object declare; None allows all names."""
+    """A client's schema, rewritten to `schema`. `left_out`: places of omitted keywords. In methods, `around`: names
+    that the object's other parts declare; None allows all."""
 
     def __init__(self, root: dict[str, Any], prefix: str = "") -> None:
         """`prefix` begins the names of all definitions. Raises SchemaTooLarge."""
@@ -94,7 +92,7 @@ class GrammarSchema:
             self._leave_out(path, word)
 
     def _declared(self, schema: object, words: Sequence[str], around: _Declared) -> _Declared:
-        """Returns `around` plus the names that a schema, its references and the parts under `words` declare."""
+        """Adds to `around` the names that `schema` and its parts declare."""
         if around is None:
             return None
         found, left = {word: {**names} for word, names in around.items()}, [(schema, self._root)]
@@ -151,7 +149,7 @@ class GrammarSchema:
         return found
 
     def _join(self, schema: dict[str, Any], path: str, found: dict[str, Any], around: _Declared) -> None:
-        """Adds the parts of `allOf` and of choices; forbids names that no part of the object declares."""
+        """Adds the parts of `allOf` and choices; forbids undeclared names."""
         own = self._declared(schema, _JOINED, around)
         self._choices(schema, path, found, own)
         kinds = _kinds(schema)
@@ -262,14 +260,14 @@ class GrammarSchema:
 
 
 def _is_exact(value: object) -> bool:
-    """Whether all integers of a constant are exact as doubles, which llguidance uses."""
+    """Whether all integers are exact as doubles, which llguidance uses."""
     if isinstance(value, dict | list):
         return all(map(_is_exact, value.values() if isinstance(value, dict) else value))
     return not isinstance(value, int) or abs(value) <= _EXACT
 
 
 def _within(bound: object, word: str, whole: bool) -> object:
-    """Rounds a bound to a double, as llguidance needs, without widening the range; if `whole`, also to 64 bits."""
+    """Rounds a bound inwards to a double; if `whole`, also to 64 bits."""
     if not isinstance(bound, int) or not _EXACT < abs(bound) < 1 << 1023:
         return bound
     upwards = word in ("minimum", "exclusiveMinimum")
@@ -282,7 +280,6 @@ def _within(bound: object, word: str, whole: bool) -> object:
 
 
 def _document(schema: Mapping[str, Any], outer: object) -> object:
-    """Returns the document that pointers in a schema refer to: `schema` if its `$id` has an address, else `outer`."""
     identity = schema.get("$id")
     return schema if isinstance(identity, str) and not identity.startswith("#") else outer
 
@@ -306,13 +303,12 @@ def _target(reference: object, root: object) -> object:
 
 
 def _inner(path: str, *keys: str) -> str:
-    """Returns the place of a part. Of a long path, only the end is kept."""
     *outer, last = (path, *keys) if path else keys
     return ".".join((*filter(None, (".".join(outer)[-_MAX_PLACE:],)), last))
 
 
 def _kinds(schema: Mapping[str, Any]) -> list[str]:
-    """Returns the types in lower case (Gemini's clients write capitals); "" for a type that is no text."""
     given = schema.get("type")
     kinds = given if isinstance(given, list) else [given]
+    # Gemini's clients write capitals.
     return [kind.lower() if isinstance(kind, str) else "" for kind in kinds]

@@ -1,13 +1,12 @@
 """Admits requests and identifies their clients. Only /health, /ready and the page's files are open to all.
 
-Without API keys all who reach the port may use the model. So the port must be loopback unless the user insists, and
-foreign web pages are refused. The Host header must be an IP address, localhost or a name of this server: this stops a
-page whose own name resolves to this machine. Origin and Sec-Fetch-Site reveal other foreign pages. Pages that the user
-allowed may enter.
+Without API keys all who reach the port may use the model. So the port must be loopback unless the user insists. Foreign
+web pages are refused. The Host header must be an IP address, localhost or a name of this server: this stops a page
+whose own name resolves to this machine. Origin and Sec-Fetch-Site reveal other pages. Pages that the user allowed may
+enter.
 
-A client is known by its API key or, without keys, by its address. Behind proxies that the user named, the client's
-address is the last in X-Forwarded-For that is no such proxy's.
-"""
+A client is its API key or, without keys, its address. Behind the user's proxies, that is the last address in
+X-Forwarded-For that is no proxy's."""
 
 import hashlib
 import hmac
@@ -41,7 +40,7 @@ _Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 def proxy_networks(named: Iterable[str]) -> list[_Network]:
-    """Reads proxies that the user named by address or network. Raises UserError for other text."""
+    """Reads addresses and networks of proxies. Raises UserError."""
     found: list[_Network] = []
     for text in named:
         try:
@@ -53,7 +52,7 @@ def proxy_networks(named: Iterable[str]) -> list[_Network]:
 
 
 def client_address(headers: Headers, host: str, proxies: Sequence[_Network]) -> str | None:
-    """Returns the address of the client that asked from `host`; None for an unknown client behind a proxy."""
+    """Returns the client's address; None for an unknown client behind a proxy."""
     peer, told = _address(host), headers.getlist("x-forwarded-for")
     if peer is None:
         return None
@@ -87,10 +86,8 @@ def is_admin(path: str) -> bool:
 
 
 class Guard:
-    """Checks the head of every request before all else. Without keys, Host headers may have `public_names` and, if
-    other machines reach this one, its own names. Pages of `origins` may use the API. `share_prefixes` gives all clients
-    one scope. Raises UserError for malformed text, for an admin secret that is empty or equals an API key, and if all
-    web pages or (unless `insecure`) a network would be served without a key."""
+    """Checks the head of every request first. `public_names`: more Host names. `origins`: web pages that may use the
+    API. `share_prefixes`: all clients have one scope. `insecure`: serves a network without keys. Raises UserError."""
 
     def __init__(
         self,
@@ -128,7 +125,6 @@ class Guard:
         self._scope_key = secrets.token_bytes(_SCOPE_BYTES)
 
     def permits(self, headers: Headers) -> bool:
-        """Whether the request comes from a web page whose origin the user allowed."""
         origin = _only_value(headers, "origin").lower()
         return bool(origin) and not self._origins.isdisjoint((origin, "*"))
 
@@ -159,14 +155,13 @@ class Guard:
         return key_of(request.headers) if self._keys.needed else b""
 
     def client(self, request: Request) -> str:
-        """Names the client by the digest of its API key; without keys by its address or, if unknown, the proxy's."""
+        """Returns the digest of the client's key or, without keys, an address."""
         if self._keys.needed:
             return hashlib.sha256(key_of(request.headers)).hexdigest()
         return self._address(request) or _host(request).removeprefix("::ffff:")
 
     def scope(self, request: Request) -> str:
-        """Returns the `scope` of GenerationRequest, which reveals neither key nor address. Each client has its own
-        scope; an unknown client always gets a new scope."""
+        """Returns the client's `scope` of GenerationRequest; reveals neither key nor address."""
         if self._share_prefixes:
             return ""
         if not self._keys.needed and self._address(request) is None:
@@ -178,7 +173,7 @@ class Guard:
         return client_address(request.headers, _host(request), self._proxies)
 
     def sender(self, client: str) -> dict[str, str] | None:
-        """Describes a client to an administrator, by its key's name or its address. Returns None if `client` is ""."""
+        """Describes a client by its key's name or its address."""
         if not client:
             return None
         if not self._keys.needed:
@@ -187,7 +182,7 @@ class Guard:
         return {"kind": "former key" if name is None else "key", "name": name or ""}
 
     def _check_not_a_page(self, headers: Headers, *, nameless: bool) -> None:
-        """Raises ApiError 403 if a web page may have sent the request. `nameless`: accepts a missing Host header."""
+        """Raises ApiError 403 for a possible web page. `nameless`: allows a missing Host."""
         hosts = headers.getlist("host") or [""]
         host = hosts[0].lower()
         ours = _without_port(host) in self._names or _address(host) is not None
@@ -240,7 +235,7 @@ def _without_port(name: str) -> str:
 
 
 def key_of(headers: Headers) -> bytes:
-    """Returns the bearer token, else X-Api-Key, else Azure's Api-Key; empty if no such header has exactly one value."""
+    """Returns the bearer token, else X-Api-Key, else Azure's Api-Key, else b""."""
     scheme, _, key = _only_value(headers, "authorization").partition(" ")
     if scheme.lower() != "bearer":
         key = _only_value(headers, "x-api-key") or _only_value(headers, "api-key")
@@ -248,6 +243,5 @@ def key_of(headers: Headers) -> bytes:
 
 
 def _only_value(headers: Headers, wanted: str) -> str:
-    """Returns the header's value; "" if there is no such header, or several."""
     values = headers.getlist(wanted)
     return values[0] if len(values) == 1 else ""

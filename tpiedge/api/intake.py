@@ -1,4 +1,4 @@
-"""Reads and prepares arriving requests, within limits for all and for each client."""
+"""Reads and prepares arriving requests, within limits."""
 
 import asyncio
 from collections.abc import Callable
@@ -24,8 +24,7 @@ _T = TypeVar("_T")
 
 
 class Intake:
-    """Parses, renders and tokenizes requests in threads, for one event loop. A client gets at most half of places,
-    bytes and threads."""
+    """Prepares requests in threads, for one event loop. Clients have quotas."""
 
     def __init__(self, limits: Limits, guard: Guard) -> None:
         self.limits = limits
@@ -41,8 +40,7 @@ class Intake:
         work: Callable[[dict[str, object]], _T],
         undo: Callable[[_T], None] | None = None,
     ) -> _T:
-        """Calls `work` with the request's JSON object in a thread; returns its result. `undo`: see `run`. Raises
-        ApiError, QueueFull, and Disconnected if the client leaves first."""
+        """Calls `work` with the request's JSON. Raises ApiError, QueueFull, Disconnected."""
         client, limits, held = self.client(request), self.limits, 0
         if not self._places.acquire(client):
             own = self._places.used_by(client)
@@ -78,7 +76,7 @@ class Intake:
             self._bytes.release(client, held)
 
     async def run(self, client: str, work: Callable[[], _T], undo: Callable[[_T], None] | None = None) -> _T:
-        """Runs `work` in a thread for `client`; returns the result, or gives it to `undo` if the call is cancelled."""
+        """Runs `work` in a thread. A cancelled call gives `undo` the result."""
         slots = self._slots.setdefault(client, asyncio.Semaphore(_AT_ONCE))
         async with slots:
             begun = self._threads.submit(work)
@@ -93,5 +91,5 @@ class Intake:
                 raise
 
     def close(self) -> None:
-        """Drops work that has not begun. Call it after the event loop has ended."""
+        """Drops work that has not begun. Call it after the event loop."""
         self._threads.shutdown(wait=False, cancel_futures=True)

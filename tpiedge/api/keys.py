@@ -1,7 +1,6 @@
-"""The API keys that clients may send: given at the start, or in a file that is read again when it changes.
+"""The API keys that clients may send, from the start or from a file that may change.
 
-A line of the file is `KEY` or `NAME: KEY`; blank lines and comments (#) are skipped. Logs and errors show names only.
-"""
+A line of the file is `KEY`, `NAME: KEY`, blank or a comment (#). Logs and errors show names only."""
 
 import hashlib
 import hmac
@@ -22,7 +21,7 @@ _NamedKeys: TypeAlias = dict[bytes, str]
 
 
 class ApiKeys:
-    """Keys that may change while they are in use. Not thread-safe. Raises UserError for malformed keys."""
+    """Keys that may change in use. Not thread-safe. Raises UserError."""
 
     def __init__(self, given: Iterable[str] = (), file: Path | None = None) -> None:
         """`file` must be readable by its owner alone, and hold a key."""
@@ -37,11 +36,11 @@ class ApiKeys:
 
     @property
     def needed(self) -> bool:
-        """Whether clients must send a key. With a file they must, even while it has no keys."""
+        """Whether clients must send a key. With a file they always must."""
         return bool(self._given) or self._file is not None
 
     def have(self, key: bytes) -> bool:
-        """Whether `key` is valid now. After a bad change the file's last good content counts; the log says so once."""
+        """Whether `key` is valid now. A bad file changes nothing."""
         self._read_again()
         digest = _digest(key)
         # Every key is compared, in constant time.
@@ -49,7 +48,7 @@ class ApiKeys:
         return any(found)
 
     def name_of(self, digest: bytes) -> str | None:
-        """Returns the name of the key with this SHA-256: "" if it has no name, None for a former key."""
+        """Returns a key's name or "". `digest`: the key's SHA-256."""
         return (self._filed | self._given).get(digest)
 
     def _read_again(self) -> None:

@@ -10,12 +10,10 @@ HEADERS_BYTES: Final = 16 * KIB
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits in bytes and seconds. `connections`, `bodies_bytes` and `preparing` bound all requests that arrive or are
-    tokenized at once; one client gets at most half of each limit.
+    """Limits in bytes and seconds. One client gets at most half of `connections`, `bodies_bytes` and `preparing`.
 
-    A refused body is read for `linger_s`. A response may take `answer_s`. Signs of life begin after `quiet_s` in a
-    whole answer, after `ping_s` in a stream, and then come every `ping_s`. A client that does not read is cut off after
-    one to two times `write_s`."""
+    A refused body is read for `linger_s`. A response may take `answer_s`. Signs of life come every `ping_s`, in a whole
+    answer from `quiet_s` on. A client that does not read is cut off after one to two times `write_s`."""
 
     connections: int = 4096
     body_bytes: int = 4 * MIB
@@ -32,7 +30,7 @@ class Limits:
 
     @classmethod
     def of_context(cls, tokens: int, descriptors: int = 8192, answer_s: float | None = None) -> Self:
-        """Returns limits for prompts of up to `tokens`. Half of the process's descriptors are left for workers."""
+        """Returns limits for prompts of `tokens`. Workers get half of the `descriptors`."""
         size = min(4 * MIB, 512 * KIB + 64 * tokens)
         # 65,536 values are 4096 messages of one part, each with a role, a name and commas.
         values, connections = 65_536 + tokens, min(4096, descriptors // 2)

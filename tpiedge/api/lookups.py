@@ -1,4 +1,4 @@
-"""Routes of several APIs that need no cluster: they return versions, facts about the model, and the tokens of texts."""
+"""Routes that need no cluster: versions, the model, tokens of texts."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
@@ -155,7 +155,6 @@ def _shown(_fields: BodyFields, service: Service) -> Json:
 
 
 def _capabilities(service: Service) -> Iterator[str]:
-    """Yields the capabilities that clients look for before they offer tools or show reasoning."""
     if service.tokenizer is not None:
         yield from ("completion", "embedding")
     template = "" if service.template is None else service.template.source(tools=True)
@@ -206,4 +205,4 @@ LOOKUPS: Final[Mapping[str, tuple[str, t.JsonSchema, Callable[[BodyFields, Servi
     "/v1/messages/count_tokens": ("The tokens of such a request", COUNT, count_tokens),
     "/api/show": ("What is known of the model", _SHOW, _shown),
 }
-"""Routes whose requests have a body, keyed by path: (summary, fields, the function that answers)."""
+"""Routes with a body, by path: (summary, fields, function that answers)."""

@@ -1,4 +1,4 @@
-"""Reads the messages of a chat: text, documents, calls of tools and their results."""
+"""Reads a chat's messages: text, documents, tool calls and their results."""
 
 import base64
 import binascii
@@ -65,8 +65,7 @@ SEARCH_RESULT: Final = t.body(content=_TEXT_OR_TEXTS, title=t.text(), source=t.t
 
 
 def read_messages(fields: t.BodyFields, *, goes_on: bool = False) -> list[dict[str, Any]]:
-    """Returns messages for `chat_prompt`, with "role", "content" and, if given, "name", "reasoning_content",
-    "tool_calls" and "tool_call_id". `goes_on`: the answer continues the last message. Raises ApiError."""
+    """Returns messages for `chat_prompt`. `goes_on`: the last one is continued. Raises ApiError."""
     given = fields.kinds("messages", _MESSAGES, "role")
     if not given:
         raise fields.wrong("messages", "is empty: give at least one message")
@@ -164,8 +163,8 @@ def _call(call: t.BodyFields) -> dict[str, Any]:
 
 
 def _identify_calls(messages: Sequence[dict[str, Any]]) -> None:
-    """Gives ids to calls and results that lack an id. A result without an id belongs to the first call without a
-    result; if the result names a tool, to the first such call of that tool."""
+    """Gives ids to calls and results. A result without an id belongs to the first call (of its tool, if named) without
+    a result."""
     open_calls: list[dict[str, Any]] = []
     latest: dict[str | None, str] = {}
     for index, message in enumerate(messages):

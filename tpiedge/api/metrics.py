@@ -1,11 +1,10 @@
 """`GET /metrics` shows the cluster's state and counters in Prometheus's text format.
 
-API keys are needed here, too (Prometheus: `authorization: credentials`). Nodes are labelled by rank and by the name
-that the master gave them; only the administrator sees hosts and addresses. No label has a value that clients choose.
+API keys are needed here, too. Nodes are labelled by rank and the master's name for them. Only the administrator sees
+hosts and addresses. No label has a value that clients choose.
 
-Counters of nodes come from the last heartbeat, are missing on the first look, and restart at zero with every plan.
-Metrics that vLLM has are also shown under vLLM's names, for dashboards and autoscalers.
-"""
+Counters of nodes are of the last heartbeat. The first look lacks them; every plan resets them. Some metrics also have
+vLLM's names."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -140,7 +139,7 @@ def _nodes(status: ClusterStatus) -> Iterator[_Row]:
 
 
 def _as_vllm(status: ClusterStatus) -> Iterator[_Row]:
-    """Yields vLLM's metrics. Values of rank 0 are missing until rank 0 has reported."""
+    """Yields vLLM's metrics. Rank 0's values are missing until it has reported."""
     totals = status.totals
     whole = totals.finished - totals.cut
     reasons = {"stop": whole, "length": totals.cut, "abort": totals.cancelled, "error": totals.failed}

@@ -1,4 +1,4 @@
-"""Ollama's API: reads requests as chats, completions or embeddings, and writes answers whole or as lines of JSON."""
+"""Ollama's API: reads chats, completions and embeddings; writes JSON lines."""
 
 import json
 import time
@@ -25,7 +25,7 @@ _OPTIONS: Final = {
     "repeat_penalty": "repetition_penalty",
     **{key: key for key in ("presence_penalty", "frequency_penalty")},
 }
-"""Maps the names of Ollama's options to the names of a chat's fields."""
+"""Maps names of Ollama's options to names of a chat's fields."""
 _NAMES: Final = {ours: f"options.{theirs}" for theirs, ours in _OPTIONS.items()} | {
     "max_tokens": "options.num_predict",
     "response_format": "format",
@@ -82,7 +82,7 @@ _OLD_EMBED: Final = t.body("model", "prompt", **POOLED, prompt=t.TEXT)
 
 
 def _read_chat(fields: t.BodyFields, service: Service) -> ParsedRequest:
-    """Reads a chat. Tool results without ids are in the order of their calls."""
+    """Reads a chat. Tool results without ids are in their calls' order."""
     chat, messages = _chat_fields(fields), list[Json]()
     for role, message in fields.kinds("messages", _MESSAGES, "role"):
         said: Json = {"role": role, "content": message.get("content") or ""}
@@ -130,7 +130,7 @@ def _read_generate(fields: t.BodyFields, service: Service) -> ParsedRequest:
 
 
 def _loaded(fields: t.BodyFields, service: Service, said: Json) -> AnsweredAtOnce:
-    """Makes the answer to a request without a prompt, which only wants the model loaded."""
+    """Answers a request without a prompt, which only loads the model."""
     head = {"model": service.model().name, "created_at": moment(time.time())}
     return AnsweredAtOnce({**head, **said, "done": True, "done_reason": "load"}, fields.ignored)
 
@@ -171,7 +171,7 @@ class OllamaFormat(AnswerFormat):
         return (json_bytes(self._shown([], self.scores.pop()) | self._end()) + b"\n",)
 
     def alive(self, _why: str) -> bytes:
-        """Returns a JSON line without content, because Ollama's clients fail at an empty line."""
+        """Returns a JSON line: Ollama's clients fail at an empty line."""
         return json_bytes(self._shown([]) | {"done": False}) + b"\n"
 
     def broken(self, error: ApiError) -> bytes:
@@ -200,7 +200,7 @@ class OllamaFormat(AnswerFormat):
         return {"id": call_id(self.accepted.name, 0, call.index), "function": function}
 
     def _end(self) -> Json:
-        """Returns the ending's fields; durations: nanoseconds before the first token (with queueing) and after it."""
+        """Returns the ending's fields. Durations are nanoseconds."""
         transcript, now = self.transcripts[0], time.monotonic()
         first = now if transcript.first_s is None else transcript.first_s
         cut = transcript.finished and transcript.finished.reason == "length" and not transcript.writer.stop
@@ -217,7 +217,7 @@ class OllamaFormat(AnswerFormat):
 
 
 class OllamaVectors(VectorFormat):
-    """Writes vectors of /api/embed, or the vector of the older /api/embeddings, which is not normalised."""
+    """Writes vectors of /api/embed, or the unnormalised vector of /api/embeddings."""
 
     failure = staticmethod(ollama_error)
 

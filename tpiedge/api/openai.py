@@ -1,5 +1,5 @@
-"""Reads requests of OpenAI's /v1/chat/completions and /v1/completions, to which other APIs' requests are converted, and
-writes answers, whole or in chunks."""
+"""Reads OpenAI's /v1/chat/completions and /v1/completions, and writes their answers. Other APIs convert their requests
+to these."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -104,8 +104,8 @@ def rendered(
     goes_on: bool = False,
     formed: bool = False,
 ) -> tuple[tuple[int, ...], Thinking]:
-    """Returns (the prompt's token ids, how the answer may begin with reasoning). `formed`: a grammar forms the answer,
-    which then does not begin with reasoning. `goes_on`: the answer continues the last message. Raises ApiError."""
+    """Returns (the prompt's ids, how reasoning may begin). `formed`: a grammar forms the answer. `goes_on`: the answer
+    continues the last message. Raises ApiError."""
     told = (*message_texts(messages), *(json.dumps(tool, ensure_ascii=False) for tool in tools))
     p.check_characters("messages", told, service)
     template = service.template
@@ -130,8 +130,7 @@ def rendered(
 def parse_as_chat(
     chat: Json, fields: t.BodyFields, service: Service, form: p.FormatName, names: Mapping[str, str]
 ) -> p.ParsedRequest:
-    """Parses `chat`, made from `fields`, as OpenAI's completion if it has a prompt, else as a chat. Copies CONSTRAINTS
-    from `fields`. `names` maps names in `chat` to names in `fields`. Raises ApiError."""
+    """Parses `chat`, made from `fields`. `names` maps names in `chat` to names in `fields`. Raises ApiError."""
     for key, value in given(fields, *CONSTRAINTS).items():
         if chat.get(key, value) != value:
             why = f"and '{names.get(key, key)}' constrain the answer differently: give one"
@@ -166,7 +165,7 @@ def function_call(identity: str | None, name: str, arguments: str) -> Json:
 
 
 def given(fields: t.BodyFields, *same: str, **renamed: str) -> Json:
-    """Returns the fields `same` and `renamed` that the request has; `renamed` maps new names to names in `fields`."""
+    """Returns given fields. `renamed` maps names in `fields` to new names."""
     names = {**{key: key for key in same}, **renamed}
     return {ours: fields.get(theirs) for theirs, ours in names.items() if fields.get(theirs) is not None}
 
@@ -295,8 +294,7 @@ class OpenAIFormat(AnswerFormat):
         return choice
 
     def _usage(self) -> Json:
-        """Counts steps and tokens; a prompt's tokens once, even for several answers. After a stop string, rank 0's
-        numbers are missing."""
+        """Counts steps and tokens. Several answers share their prompt's tokens."""
         transcripts, prompt = self.transcripts, self.prompt_tokens
         told = sum(one.count for one in transcripts)
         usage: Json = {"prompt_tokens": prompt, "completion_tokens": told, "total_tokens": prompt + told}
@@ -314,8 +312,6 @@ class OpenAIFormat(AnswerFormat):
         return usage
 
     def _top(self, token: Token) -> dict[str, float] | None:
-        """Returns scores keyed by text: for tokens with the same text, the highest. Returns None for a prompt's first
-        token."""
         if not token.logprobs:
             return None
         found: dict[str, float] = {}

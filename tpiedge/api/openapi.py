@@ -1,4 +1,4 @@
-"""GET /openapi.json describes the routes: requests by the tables that check them, answers only by their types."""
+"""GET /openapi.json describes the routes: requests by their tables, answers by type."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
@@ -51,7 +51,7 @@ _ERRORS: Final[Mapping[str, tuple[t.JsonSchema, tuple[str, ...]]]] = {
     ),
     "ollama_error": ({"error": t.TEXT}, ("/api/",)),
 }
-"""Shapes of errors, and the beginnings of the paths that have the shape; the last match counts."""
+"""Shapes of errors, and beginnings of their paths. The last match counts."""
 
 
 def _content(schema: t.JsonSchema, kind: str = "application/json") -> t.JsonSchema:
@@ -76,7 +76,7 @@ _PARAMETERS: Final[Mapping[str, Sequence[t.JsonSchema]]] = {
 
 
 def _routes() -> Iterator[tuple[str, str, str, t.JsonSchema | None, str]]:
-    """Yields (path, method, summary, the request's schema, the answer's type if it is no JSON or may be a stream)."""
+    """Yields (path, method, summary, the request's schema, the answer's type or "")."""
     for form in ANSWER_FORMS.values():
         kind = form.write.stream_type.partition(";")[0]
         yield form.path, "post", form.about, form.table, kind

@@ -1,8 +1,5 @@
-"""The page for browsers: the files of the package's folder `page`.
-
-Each file's address, except the first file's, contains the digest of all files, so browsers may keep the file for good.
-The policy lets the page contact this server only, forbids inline scripts, and lets no other page frame this page.
-"""
+"""The page for browsers: the files of the folder `page`. Addresses contain a digest, so browsers may keep files for
+good. The policy allows no other server, no inline scripts and no page around this page."""
 
 import hashlib
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Reads the fields that several APIs share. A request of any API becomes a `ParsedRequest`."""
+"""Reads the fields that several APIs share. Every request becomes a `ParsedRequest`."""
 
 import math
 import secrets
@@ -23,7 +23,7 @@ from tpiedge.wire.requests import GenerationRequest, Grammar, Sampling
 
 MAX_TOKENS = 2**32 - 1
 ANSWER_TOKENS = 2048
-"""The default limit of an answer's tokens, because a model may never end an answer by itself."""
+"""The default limit of an answer's tokens. A model may never end an answer by itself."""
 MAX_CHOICES = 128  # OpenAI's limit
 MAX_TOOLS = 128
 MAX_TOOL_NAME = 64
@@ -41,13 +41,11 @@ FormatName = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The form in which the answer is written; a part of a record on disk.
+    """The form of the answer; a part of a record on disk.
 
-    `logprobs`: how many alternatives are reported per token; None reports no scores. `namespaces` maps names of tools
-    to their namespaces. `grammar`: the request's field that restricts the answer. `functions`: calls are written as
-    OpenAI's `function_call`. `echo`: fields of the request that the answer repeats, as JSON. `goes_on`: the text
-    continues the prompt.
-    """
+    `logprobs`: alternatives per token; None: no scores. `namespaces`: by name of a tool. `grammar`: the field that
+    restricts the answer. `functions`: calls are written as OpenAI's `function_call`. `echo`: fields to repeat, as JSON.
+    `goes_on`: the text continues the prompt."""
 
     format: FormatName
     stream: bool
@@ -65,7 +63,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One of the requested answers. `prompt`: its prompt's number; `echo`: the prompt, if the answer begins with it."""
+    """One requested answer. `prompt`: its prompt's number; `echo`: the prompt, if repeated."""
 
     request: GenerationRequest
     prompt: U32 = 0
@@ -74,7 +72,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class ParsedRequest:
-    """A request. `prompts` has the first choice of each prompt, without an id; `each`: choices per prompt."""
+    """A request. `prompts`: each prompt's first choice. `each`: choices per prompt."""
 
     prompts: tuple[Choice, ...]
     reply: Reply
@@ -84,7 +82,7 @@ class ParsedRequest:
 
 @dataclass(eq=False)
 class AnsweredAtOnce(Exception):
-    """Raised if the model has nothing to do for a request: the client gets `body`."""
+    """Raised if the model has nothing to do. `body`: the answer."""
 
     body: dict[str, object]
     ignored: tuple[str, ...]
@@ -144,7 +142,8 @@ def prompts(most: int, description: str) -> t.JsonSchema:
 
 
 def check_model(fields: BodyFields, service: Service) -> None:
-    """Raises ApiError if the request names another model. Ollama's clients append ":latest" to a name."""
+    """Raises ApiError if the request names another model."""
+    # Ollama's clients append ":latest" to a name.
     model, served = fields.get("model"), service.model()
     if model is not None and not any(map(served.is_called, (model, model.removesuffix(":latest")))):
         message = f"the model {model[:100]!r} is not served here; {served.name!r} is"
@@ -167,7 +166,7 @@ def read_reply(fields: BodyFields, form: FormatName, logprobs: int | None) -> Re
 
 
 def read_limit(fields: BodyFields, key: str, low: int) -> int | None:
-    """Reads a limit of the answer's tokens, at least `low`; -1 means as many as fit. Raises ApiError."""
+    """Reads a limit of tokens; -1: as many as fit. Raises ApiError."""
     value: int | None = fields.get(key)
     if value == _ROOM:
         return MAX_TOKENS
@@ -231,7 +230,7 @@ def read_token_ids(value: str | Sequence[object], param: str, service: Service) 
 
 
 def answer_limit(prompt: str, maximum: int | None, prompt_tokens: int, service: Service) -> int:
-    """Limits an answer to what fits the context and can be resumed. `prompt`: the prompt's field. Raises ApiError."""
+    """Limits an answer to what fits. `prompt`: the prompt's field. Raises ApiError."""
     if not prompt_tokens:
         raise refused(f"'{prompt}' is empty: give at least one token", prompt)
     size = f"the prompt has {prompt_tokens} tokens"
@@ -288,7 +287,7 @@ def encode(
 
 
 def tokens_in(text: str, service: Service) -> int:
-    """Counts the tokens of a text; estimates those of a long text from its first `_COUNTED_CHARACTERS`."""
+    """Counts the tokens of a text; estimates those of a long text."""
     if service.tokenizer is None:
         return 0
     count = service.tokenizer.count(text[:_COUNTED_CHARACTERS])

@@ -1,12 +1,10 @@
-"""The folder from which the next master resumes answers: a private file for each answer that is not delivered yet.
+"""The folder from which the next master resumes answers, with a private file for each answer.
 
-Line 1 has the version and the id of the weights, line 2 the request. Each further line has the next event (a token,
-scores of the prompt, a choice's end), or says that a later master resumed the answer. The newest MOST_OTHERS files that
-cannot be resumed are kept.
+Line 1 has the version and the id of the weights, line 2 the request. Each further line has an event, or says that a
+later master resumed the answer. The newest MOST_OTHERS files that cannot be resumed are kept.
 
-Law: a kill that cuts a record short leaves an earlier state of the record, or no record. So each line has a checksum
-and a line break: a line without its line break does not count, and the checksum shows any other damage.
-"""
+Law: a kill leaves an earlier state of a record, or no record. So each line has a checksum and a line break. A line
+without its line break does not count. The checksum shows other damage."""
 
 import contextlib
 import hashlib
@@ -56,7 +54,7 @@ ANSWER_BYTES: Final = 16 * KIB
 
 
 class DamagedRecord(Exception):
-    """A complete line differs from the written line; the message says which line and why."""
+    """A complete line is damaged; the message says which line and why."""
 
 
 class UnknownRecordVersion(Exception):
@@ -64,14 +62,13 @@ class UnknownRecordVersion(Exception):
 
 
 class OtherModel(Exception):
-    """A record of other weights; only a master with those weights reads it."""
+    """A record of other weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class AcceptedRequest:
-    """An accepted request. `name`: the answer's id; `prompts`: the first choice of each prompt; `each`: choices per
-    prompt; `created`: seconds since 1970; `pack`: the id of the weights; `key`: the `key_mark` of its API key, or
-    ""."""
+    """An accepted request. `name`: the answer's id. `prompts`: each prompt's first choice. `each`: choices per prompt.
+    `created`: seconds since 1970. `pack`: the id of the weights. `key`: the API key's `key_mark`, or ""."""
 
     name: Name
     prompts: Annotated[tuple[Choice, ...], Meta(max_length=MAX_CHOICES)]
@@ -84,8 +81,7 @@ class AcceptedRequest:
 
     @property
     def choices(self) -> tuple[Choice, ...]:
-        """All choices: each prompt's choice, repeated `each` times. Ids are made from the answer's id. Seeds are
-        consecutive, so the answers differ; a request's seed gives the same answers again."""
+        """All choices, with ids and consecutive seeds; `each` for a prompt."""
         found: list[Choice] = []
         for choice in self.prompts:
             request = choice.request
@@ -108,7 +104,7 @@ class AcceptedRequest:
 
 @dataclass(frozen=True, slots=True)
 class AnswerRecord:
-    """A file's content. `size`: bytes of complete lines. `resubmissions`: how many there were since the last event."""
+    """A file's content. `size`: bytes of complete lines. `resubmissions`: since the last event."""
 
     accepted: AcceptedRequest
     said: tuple[record.RecordedEvent, ...]
@@ -117,7 +113,7 @@ class AnswerRecord:
 
 
 def request_bytes(accepted: AcceptedRequest) -> int:
-    """Estimates the memory of a request in bytes, rather too high than too low."""
+    """Estimates a request's memory in bytes, rather too high."""
     requests = [choice.request for choice in accepted.prompts]
     numbers = sum(36 * len(one.prompt_ids) + 128 * len(one.sampling.logit_bias) for one in requests)
     grammars = sum(len(one.grammar.text) for one in requests if one.grammar is not None)
@@ -135,7 +131,7 @@ def key_mark(key: bytes, salt: bytes | None = None) -> str:
 
 
 def marks(mark: str, key: bytes) -> bool:
-    """Whether `mark` was made from `key`; an empty mark fits every key. Compares in constant time."""
+    """Whether `mark` is empty or made from `key`. Takes constant time."""
     return not mark or hmac.compare_digest(mark, key_mark(key, bytes.fromhex(mark)[:_SALT_BYTES]))
 
 
@@ -145,8 +141,8 @@ def accepted_lines(accepted: AcceptedRequest) -> bytes:
 
 
 def read_record(data: bytes, pack: str) -> AnswerRecord | None:
-    """Reads a file; returns None if its request is incomplete: then no client has heard of it. `pack`: the id of the
-    weights. Raises DamagedRecord, UnknownRecordVersion, OtherModel."""
+    """Reads a file; returns None without a complete request. `pack`: the id of the weights. Raises DamagedRecord,
+    UnknownRecordVersion, OtherModel."""
     size = data.rfind(b"\n") + 1
     first, end, rest = data.partition(b"\n")
     if not end:
@@ -217,7 +213,7 @@ def _value(line: bytes) -> Any:
 
 
 class RecordFolder:
-    """Records of one master, whose weights have the id `pack`. Thread-safe. Raises UserError for a bad folder."""
+    """Records of one master; `pack`: the weights' id. Thread-safe. Raises UserError."""
 
     def __init__(self, folder: Path, pack: str) -> None:
         self.pack = pack
@@ -242,7 +238,7 @@ class RecordFolder:
             self._thread.join(limit_s)
 
     def later(self, chore: Callable[[], None]) -> None:
-        """Runs a chore in a thread that may wait for the disk. After `close`, or without a thread, runs it at once."""
+        """Runs a chore in a thread or, without threads, at once."""
         with self._lock, contextlib.suppress(RuntimeError):
             if self._chores is not None:
                 if self._thread.ident is None:
@@ -252,8 +248,8 @@ class RecordFolder:
         chore()
 
     def found(self, tokenizer: Tokenizer | None = None) -> list[record.FoundAnswer]:
-        """Returns this model's undelivered answers, oldest first. Call this method first. Sets aside records that are
-        damaged, or that POISON_AFTER masters resumed without a new event. Raises UserError for an unusable record."""
+        """Returns this model's undelivered answers, oldest first. Call it first. Sets bad records aside. Raises
+        UserError."""
         found, others = [], []
         for path in records_in(self._folder):
             with _usable(path):
@@ -288,14 +284,14 @@ class RecordFolder:
         return found
 
     def ended_in_order(self) -> None:
-        """Drops this master's RESUBMIT lines that no event followed. Call it only if the master ends in order."""
+        """Drops RESUBMIT lines that no event followed. Call it at an orderly end."""
         for path, size in self._found.items():
             with contextlib.suppress(OSError):  # it was deleted, or the disk fails and the line stays
                 if path.read_bytes()[size:] == record.line(record.RESUBMIT):
                     os.truncate(path, size)
 
     def create(self, accepted: AcceptedRequest) -> record.RecordFile:
-        """Creates a record with the request. On a full disk it only warns."""
+        """Creates a record with the request. A full disk only warns."""
         with self._lock:
             path = self._folder / f"{self._next:012d}-{accepted.name}{_SUFFIX}"
             self._next += 1

@@ -1,4 +1,4 @@
-"""OpenAI's /v1/responses: reads requests as chats and writes answers as items. No answer is stored."""
+"""OpenAI's /v1/responses: reads requests as chats, writes answers as items."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -133,7 +133,6 @@ def _read_response(fields: t.BodyFields, service: Service) -> p.ParsedRequest:
 
 
 def _full_name(namespace: str | None, name: str) -> str:
-    """Returns namespace (in Codex, an MCP server) and name, joined; the name alone if both are too long together."""
     full = f"{_prefix(namespace)}{name}"
     return full if len(full) <= p.MAX_TOOL_NAME else name
 

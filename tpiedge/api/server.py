@@ -1,4 +1,4 @@
-"""The HTTP application, with its routes behind the guard; and its server, a thread with an event loop."""
+"""The HTTP application, and its server: a thread with an event loop."""
 
 import asyncio
 import contextlib
@@ -125,12 +125,12 @@ class Api:
             await response(scope, receive, send)
 
     def sweep(self) -> None:
-        """Drops answers that wait too long for a client. Runs every second on the event loop."""
+        """Drops answers that wait too long. Runs every second."""
         asyncio.get_running_loop().call_later(1.0, self.sweep)
         self._shelf.sweep()
 
     def close(self, limit_s: float) -> None:
-        """Leaves recorded answers to the next server. Waits at most twice `limit_s`. Call it after the loop ends."""
+        """Leaves recorded answers to the next server. Blocks up to twice `limit_s`. Call it after the event loop."""
         self._shelf.close(limit_s)
         if self._records is not None:
             self._records.close(limit_s)
@@ -155,7 +155,7 @@ async def _health(_request: Request) -> Response:
 
 
 def _lingering(scope: MutableMapping[str, Any], receive: Receive, send: Send, limit_s: float) -> Send:
-    """Wraps `send`: closes the connection `limit_s` after an answer that is sent while the body still arrives."""
+    """Wraps `send`: closes the connection `limit_s` after a premature answer."""
     arriving: Callable[[], bool] = scope.get("state", {}).get("arriving", lambda: False)
 
     async def linger(message: MutableMapping[str, Any]) -> None:
@@ -174,8 +174,8 @@ def _lingering(scope: MutableMapping[str, Any], receive: Receive, send: Send, li
 class ApiServer:
     """Listens from its construction on, answers from `start` to `close`. Owns its socket and threads, not the service.
 
-    With `tls`, clients speak https. With `records`, answers survive the server, and the previous server's answers go on
-    at once; their streams wait `grace_s` for readers. Raises UserError if it cannot listen or read the records."""
+    `tls`: clients speak https. `records`: answers survive the server. `grace_s`: for readers of the previous server's
+    streams. Raises UserError."""
 
     def __init__(
         self,

@@ -1,12 +1,10 @@
 """Work of all machines in one step, on one axis of seconds. Pure.
 
-Clocks are not compared. Apart from a message's travel, an all-reduce ends on all machines at the same moment. So each
-machine's spans are moved until its all-reduces end together with rank 0's. The axis is that of rank 0, which begins and
-ends the step.
+Clocks are not compared. Apart from travel, an all-reduce ends everywhere at the same moment. So each machine's spans
+are moved until its all-reduces end with rank 0's. Rank 0 begins and ends the step.
 
-In an all-reduce, a machine waits until the last machine has begun; the rest of the all-reduce counts as network. A
-machine also waits for rank 0 before the machine's first span and after its last span.
-"""
+In an all-reduce, a machine waits until the last machine has begun; the rest is network. A machine also waits for rank 0
+before its first span and after its last span."""
 
 from collections.abc import Mapping, Sequence
 from statistics import median
@@ -25,8 +23,7 @@ PARTS: Final = ("compute", "wait", "network", "disk")
 def shown_step(
     timeline: StepTimeline | None, nodes: Sequence[NodeStatus], epoch: int
 ) -> dict[str, Any] | None:
-    """Returns the step with the `nodes` of `epoch`; None if it has another epoch. Takes milliseconds with many
-    layers."""
+    """Returns the step, unless it has another epoch. May take milliseconds."""
     if timeline is None or timeline.epoch != epoch:
         return None
     first = timeline.spans[0]
@@ -66,7 +63,6 @@ def shown_step(
 
 
 def _moved(first: StepSpans, own: StepSpans, begun: float, ended: float) -> Mapping[str, _Spans]:
-    """Moves spans to the axis, in seconds. A node may lie, so a span that ends before it begins gets the length 0."""
     pairs = zip(reversed(first.reduce), reversed(own.reduce), strict=False)
     shift = median([there[1] - here[1] for there, here in pairs] or [0])
 
@@ -74,7 +70,7 @@ def _moved(first: StepSpans, own: StepSpans, begun: float, ended: float) -> Mapp
         return min(max((micros + shift) * 1e-6, begun), ended)
 
     return {
-        kind: [(at(start), max(at(start), at(end))) for start, end in spans]
+        kind: [(at(start), max(at(start), at(end))) for start, end in spans]  # a node may lie
         for kind, spans in (("compute", own.compute), ("reduce", own.reduce), ("disk", own.disk))
     }
 

@@ -52,8 +52,8 @@ TOOLS: Final[dict[str, t.JsonSchema]] = {
 
 @dataclass(frozen=True, slots=True)
 class ParsedTools:
-    """The tools that the model may call. `shown`: what the model's template gets. `required`: if there are any, the
-    answer must call one. `several`: many calls are allowed. `field`: the name of the request's field."""
+    """The tools that the model may call. `shown`: for the template. `required`: one must be called. `several`: many
+    calls are allowed. `field`: the request's field."""
 
     shown: tuple[Mapping[str, Any], ...] = ()
     required: tuple[str, ...] = ()
@@ -66,8 +66,7 @@ class ParsedTools:
         return tuple(ReadTool(one["name"], names) for one, names in zip(functions, texts, strict=True))
 
     def callable(self, names: _Names = ()) -> Mapping[str, Mapping[str, Any]]:
-        """Returns the tools with `names` (empty: all), each with a schema of its arguments for a grammar. Schemas of
-        different tools define different names."""
+        """Returns tools with schemas for a grammar. `names`: empty for all."""
         return {
             one["name"]: GrammarSchema(dict(one["parameters"]), f"tool-{at}-").schema | {"type": "object"}
             for at, one in enumerate(tool["function"] for tool in self.shown)
@@ -76,7 +75,7 @@ class ParsedTools:
 
 
 def read_tools(fields: BodyFields) -> ParsedTools:
-    """Reads `tools`, or OpenAI's older form `functions` with at most one call. Raises ApiError."""
+    """Reads `tools`, or OpenAI's older form `functions`. Raises ApiError."""
     key, choice_key, several = "tools", "tool_choice", fields.get("parallel_tool_calls", True)
     if fields.get("functions") or fields.get("function_call") not in (None, "none", "auto"):
         key, choice_key, several = "functions", "function_call", False
@@ -104,7 +103,7 @@ def read_tools(fields: BodyFields) -> ParsedTools:
 
 
 def is_function(fields: BodyFields, where: str, tool: Mapping[str, object], known: str = "function") -> bool:
-    """Whether the tool has the type `known`. Tools of vendors' servers are reported as ignored. Raises ApiError."""
+    """Whether the tool has the type `known`; reports others. Raises ApiError."""
     kind, name = tool.get("type"), tool.get("name")
     if kind == known:
         return True
@@ -117,7 +116,7 @@ def is_function(fields: BodyFields, where: str, tool: Mapping[str, object], know
 
 
 def tool_form(tools: ParsedTools, service: Service) -> CallForm:
-    """Finds how the model writes calls; "" without tools. Raises ApiError if the model's template has no known form."""
+    """Finds how the model writes calls; "" without tools. Raises ApiError."""
     if not tools.shown:
         return ""
     template = service.template.source(tools=True) if service.template is not None else ""
@@ -167,7 +166,7 @@ def _shown(function: BodyFields) -> dict[str, Any]:
 
 
 def _choice(fields: BodyFields, key: str, names: _Names, tools: str) -> tuple[_Names, _Names]:
-    """Returns (the tools that may be called, the tools of which one must be called)."""
+    """Returns (callable tools, tools of which one must be called)."""
     value = fields.get(key)
     if value in (None, "auto"):
         return names, ()

@@ -1,4 +1,4 @@
-"""Makes the pieces of an answer from a generation's events, and writes the scores of tokens."""
+"""Makes pieces of an answer from events, and writes tokens' scores."""
 
 import math
 import time
@@ -23,14 +23,14 @@ _PART: Final = 64  # Tokens of the prompt in a piece: with twenty scores each, a
 
 @dataclass(frozen=True, slots=True)
 class EchoedPrompt:
-    """The text of a prompt, and the number of its characters before each token."""
+    """A prompt's text, and the number of characters before each token."""
 
     text: str
     offsets: Annotated[tuple[U32, ...], Meta(max_length=MAX_PROMPT_TOKENS)]
 
     @classmethod
     def of(cls, prompt: object, ids: tuple[int, ...], tokenizer: Tokenizer | None) -> Self:
-        """Finds the prompt's text and where its tokens `ids` begin. Takes a second for 32,000 tokens."""
+        """Finds the text of the tokens `ids`. May take a second."""
         text = prompt if isinstance(prompt, str) else ""
         if tokenizer is None:
             return cls(text, (0,) * len(ids))
@@ -49,7 +49,7 @@ class EchoedPrompt:
 
 @dataclass(frozen=True, slots=True)
 class TextPiece:
-    """A part of the answer. `offsets`: where the tokens begin in the whole text; `last`: the finish reason, if any."""
+    """A part of the answer. `offsets`: of tokens in the whole text. `last`: the finish reason."""
 
     text: str
     tokens: tuple[Token, ...]
@@ -59,8 +59,8 @@ class TextPiece:
 
 
 class Transcript:
-    """Laws: the texts and tokens of all pieces, joined, are the answer's. A piece with `last` is the last piece. A
-    token comes with the piece that shows its text."""
+    """Laws: all pieces, joined, are the answer. A piece with `last` is the last. A token comes with the piece that
+    shows its text."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Transcript:
         echo: EchoedPrompt | None = None,
         prompt_ids: Sequence[int] = (),
     ) -> None:
-        """`echo`: the prompt, if the answer begins with it. The prompt is not searched for stop strings."""
+        """`echo`: the prompt, if the answer begins with it."""
         self.first_s: float | None = None
         self.writer = writer
         self._tokenizer = tokenizer
@@ -82,7 +82,7 @@ class Transcript:
         self._embedding: tuple[float, ...] = ()
         self.count = 0
         self.finished: Finished | None = None
-        """The last event; None before the end, and if a stop string ended the answer."""
+        """The last event; None if a stop string ended the answer."""
         self.paused = ""
         self.reading = ""
         self.pauses = 0
@@ -90,8 +90,7 @@ class Transcript:
         """Seconds of pauses that are over."""
 
     def before(self, event: AnswerEvent) -> Iterator[TextPiece]:
-        """Yields the echoed prompt, in short pieces, if `event` is the first token or the end. Each token has the
-        scores of the likeliest tokens, then its own score."""
+        """Yields the echoed prompt before the first token or the end."""
         if self._echo is None or not isinstance(event, Token | Finished):
             return
         (echo, ids), self._echo = (self._echo, self._echoed_ids), None
@@ -104,7 +103,7 @@ class Transcript:
             yield TextPiece(echo.text[begin:end], tokens, echo.offsets[first : numbers.stop])
 
     def feed(self, event: AnswerEvent) -> TextPiece | None:
-        """Returns the piece that `event` completes, if any. Raises Cancelled if the service gave up the request."""
+        """Returns the piece that `event` completes. Raises Cancelled."""
         match event:
             case PromptScores(first=first, scores=scores, likeliest=likeliest):
                 self.reading = ""
@@ -144,7 +143,6 @@ class Transcript:
         return None
 
     def _text_start(self, token: int, before: int) -> int:
-        """Returns where the token's text begins; `before` is the length of the text without the token."""
         after = self.writer.length
         if self._tokenizer is None or after == before:
             return before
@@ -169,8 +167,7 @@ def joined(parts: Sequence[OutputPart], *, reasoning: bool) -> str:
 
 
 class TokenScores:
-    """Writes the scores of one answer's tokens, and of the `logprobs` likeliest tokens (None: no scores). A token
-    without bytes gets `without_bytes`."""
+    """Writes scores of tokens and of the `logprobs` likeliest. `without_bytes`: for tokens without bytes."""
 
     def __init__(
         self, tokenizer: Tokenizer | None, logprobs: int | None, *, without_bytes: list[int] | None = None
@@ -189,7 +186,6 @@ class TokenScores:
         ]
 
     def keep(self, piece: TextPiece) -> None:
-        """Keeps the scores of the piece's tokens, whose text may be shown later."""
         if self._logprobs is not None:
             self._kept += self.written(piece.tokens)
 
@@ -203,7 +199,7 @@ class TokenScores:
         return next((score for other, score in token.logprobs if other == token.token), None)
 
     def text(self, token: int) -> str:
-        """Returns the token's text or, as OpenAI does, the bytes of an unfinished character: bytes:\\xe4\\xbd."""
+        """Returns the token's text, or OpenAI's form of an unfinished character."""
         data = self._bytes(token)
         if data is None:
             return f"token_id:{token}"

@@ -119,7 +119,7 @@ def _served(master: MasterClient, wanted: str | None, cache: Path | None) -> str
 
 
 def _add_event(event: str, answer: ChatAnswer) -> str:
-    """Returns an event's text; unless it is reasoning, adds it to the answer. Raises PeerError for an error event."""
+    """Returns an event's text, which the answer gets unless it is reasoning. Raises PeerError."""
     try:
         value = json.loads(event)
     except (ValueError, RecursionError):

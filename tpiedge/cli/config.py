@@ -95,6 +95,6 @@ def _shown(value: Any) -> str:
 
 
 def check_values(root: click.Command, file: SettingsFile) -> Iterator[str]:
-    """Yields a line for each value that its verb refuses. `file` must have passed `problems`."""
+    """Yields a line for each refused value. `file` must have passed `problems`."""
     for table, command in verbs_of(root).items():
         yield from refused(command, resolve(table, command, {}, file))

@@ -1,4 +1,4 @@
-"""The chat of `tpiedge chat` and `tpiedge run`: messages, commands that begin with a slash, and the terminal."""
+"""The chat of `tpiedge chat` and `tpiedge run` on the terminal."""
 
 import contextlib
 import json
@@ -47,7 +47,7 @@ Settings = Mapping[str, float]
 
 @dataclass
 class ChatAnswer:
-    """An answer. `thinking`: the text shown last is reasoning, which is not part of the answer."""
+    """An answer. `thinking`: the text shown last is reasoning."""
 
     text: str = ""
     finish_reason: str | None = None
@@ -56,13 +56,13 @@ class ChatAnswer:
 
 
 class ChatBackend(Protocol):
-    """A model that answers. `settings`: from flags, else the model's defaults if known."""
+    """A model that answers. `settings`: from flags, else the model's defaults."""
 
     name: str
     settings: Settings
 
     def ask(self, messages: list[ChatMessage], settings: Settings, show: Callable[[str], None]) -> ChatAnswer:
-        """Answers the last message; blocks. `show` gets the answer piece by piece. Raises UserError, PeerError."""
+        """Answers the last message; blocks. `show` gets each piece. Raises UserError, PeerError."""
 
 
 def messages_of(system: str | None, messages: str | Sequence[ChatMessage]) -> list[ChatMessage]:
@@ -89,7 +89,7 @@ def converse(backend: ChatBackend, system: str | None) -> None:
 
 @dataclass(eq=False)
 class Conversation:
-    """The messages so far. A message whose answer failed is dropped; an answer that the user stopped stays."""
+    """The messages so far. A failed message is dropped; a stopped answer stays."""
 
     _backend: ChatBackend
     _keys: "Pipe | Terminal"
@@ -98,7 +98,7 @@ class Conversation:
     _settings: dict[str, float] = field(default_factory=dict)
 
     def handle(self, text: str) -> bool:
-        """Handles a message or a command; returns False if the command ends the conversation."""
+        """Handles a message or a command. Returns whether the conversation goes on."""
         command = re.fullmatch(r"/([a-z?]+)(?:\s+(.*))?", text.strip(), re.DOTALL | re.IGNORECASE)
         if command is None:
             if text.strip():
@@ -217,7 +217,7 @@ def _tell(line: str) -> None:
 
 
 class WordWrap:
-    """Wraps words. The last column stays free: a cursor that waits there could not be moved back."""
+    """Wraps words. Leaves the last column free, where cursors get stuck."""
 
     def __init__(self, columns: int, cells: Callable[[str], int]) -> None:
         self._limit = max(columns - 1, 1)
@@ -280,7 +280,7 @@ class Pipe:
 
 
 class Terminal:
-    """Reads lines with editing and history; pasted text is one message. Its library takes 0.1 s to import."""
+    """Reads lines with editing and history. Pasted text is one message."""
 
     interactive = True
 
@@ -315,7 +315,7 @@ class Terminal:
         )
 
     def read(self) -> str | None:
-        """Returns the next message; None after Ctrl-D or two Ctrl-C: a single Ctrl-C may be meant for an answer."""
+        """Returns the next message; None after Ctrl-D or two Ctrl-C."""
         interrupts = 0
         while True:
             try:
@@ -323,6 +323,7 @@ class Terminal:
             except EOFError:
                 return None
             except KeyboardInterrupt:
+                # A single Ctrl-C may be meant for an answer.
                 interrupts = 0 if self._session.default_buffer.text else interrupts + 1
                 if interrupts > 1:
                     return None
@@ -331,7 +332,7 @@ class Terminal:
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """Keeps text typed during an answer for the next line, without an echo."""
+        """Keeps text typed during an answer for the next line."""
         fd = sys.stdin.fileno()
         before = termios.tcgetattr(fd)
         quiet = termios.tcgetattr(fd)

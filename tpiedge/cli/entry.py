@@ -1,4 +1,4 @@
-"""The console script, and the signals that end a command. It imports little, so that an early interrupt is caught."""
+"""The console script, and the signals that end a command. It imports little."""
 
 import os
 import signal
@@ -21,7 +21,8 @@ def main() -> None:
 
 
 def open_standard_files() -> None:
-    """Replaces closed standard files by /dev/null; else children would use other files as standard files."""
+    """Replaces closed standard files by /dev/null."""
+    # Children would use other files as standard files.
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is not None:
             continue
@@ -35,14 +36,14 @@ def open_standard_files() -> None:
 
 
 class Terminated(BaseException):
-    """SIGTERM or SIGHUP. Not a KeyboardInterrupt, which ends one answer of a chat."""
+    """SIGTERM or SIGHUP. A KeyboardInterrupt would end only one answer."""
 
 
 _SIGNALS = {KeyboardInterrupt: signal.SIGINT, Terminated: signal.SIGTERM}
 
 
 def _raise_again(lost: "sys.UnraisableHookArgs") -> None:
-    """Raises an interrupt again if Python drops it in a finaliser or weakref callback (each import has a callback)."""
+    """Raises an interrupt again that Python dropped in a finaliser or callback."""
     number = _SIGNALS.get(lost.exc_type)
     if number is None:
         sys.__unraisablehook__(lost)
@@ -53,7 +54,7 @@ def _raise_again(lost: "sys.UnraisableHookArgs") -> None:
 
 
 def honour_signals() -> None:
-    """Makes SIGTERM and SIGHUP raise Terminated, so that commands end their children. Call it in the main thread."""
+    """Makes SIGTERM and SIGHUP raise Terminated. Call it in the main thread."""
 
     def terminate(_signal: int, _frame: object) -> None:
         raise Terminated
@@ -67,7 +68,7 @@ def honour_signals() -> None:
 
 @contextmanager
 def interrupt_says(words: str) -> Iterator[None]:
-    """Sets the words with which Ctrl-C ends the command; an inner block's words win."""
+    """Sets what Ctrl-C says when it ends the command. Inner blocks win."""
     try:
         yield
     except KeyboardInterrupt as interrupt:

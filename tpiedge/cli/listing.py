@@ -22,7 +22,6 @@ json_option = click.option(
 
 
 def table_lines(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Yields the table's lines. Columns are as wide as their widest cell, and all but the first are right-aligned."""
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
     for row in (header, ["-" * width for width in widths], *rows):
         first, *others = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]

@@ -26,7 +26,7 @@ _COUNTERS = (
 
 
 def positions(model: PreparedModel, context: int | None, prompt_ids: Sequence[int], max_tokens: int) -> int:
-    """Counts the positions of prompt and answer, within --context and the model's limit. Raises UserError."""
+    """Counts positions of prompt and answer. Raises UserError if they do not fit."""
     limit = model.context_tokens if context is None else check_context(model, context)
     tokens = len(prompt_ids)
     if not tokens:

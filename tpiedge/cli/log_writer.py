@@ -1,5 +1,4 @@
-"""Writes the log of a service in a thread: a stopped terminal (Ctrl-S) blocks the thread that writes, and a blocked
-service counts as lost."""
+"""Writes a service's log in a thread, because a stopped terminal (Ctrl-S) blocks."""
 
 import contextlib
 import logging
@@ -16,14 +15,14 @@ _MOST_WAITING: Final = 1000
 
 
 def _write(text: str) -> None:
-    """Writes without `sys.stderr`, whose lock a blocked thread would still hold when the process ends."""
+    """Writes without `sys.stderr`, whose lock a blocked thread may hold."""
     data = text.encode("utf-8", "backslashreplace")
     while data:
         data = data[os.write(2, data) :]
 
 
 class LogWriter(logging.Handler):
-    """A log handler that blocks in `finish` only. Drops lines while _MOST_WAITING lines wait."""
+    """A log handler that blocks only in `finish`. Drops lines beyond _MOST_WAITING."""
 
     def __init__(self, write: Callable[[str], None] = _write) -> None:
         super().__init__()
@@ -49,7 +48,7 @@ class LogWriter(logging.Handler):
             self.say(line)
 
     def finish(self, limit_s: float = 1.0) -> None:
-        """Waits until all lines are written, or `limit_s` is over. Do not use the writer afterwards."""
+        """Waits until all lines are written, at most `limit_s`. Call it last."""
         self._lines.put(None)
         self._thread.join(limit_s)
 
@@ -81,7 +80,7 @@ def log_in_thread() -> Iterator[LogWriter]:
 
 @contextlib.contextmanager
 def serving_until_stopped(next_time: str) -> Iterator[LogWriter]:
-    """Runs a service: SIGTERM ends it with success, Ctrl-C prints `next_time`. Its log blocks no thread."""
+    """Runs a service. SIGTERM ends it with success; Ctrl-C prints `next_time`."""
     stopped = interrupt_says(f"stopped; {next_time}")
     with contextlib.suppress(Terminated), stopped, log_in_thread() as writer:
         yield writer

@@ -1,8 +1,7 @@
 """`tpiedge`: the entry point, and how every error ends a command.
 
-Exit statuses: 0 done; 1 any other failure; 2 bad input; 3 another node failed; 4 this computer lacks memory, disk
-space or a working disk; 70 a defect of tpiedge; 130 interrupted.
-"""
+Exit statuses: 0 done; 1 any other failure; 2 bad input; 3 another node failed; 4 lack of memory, disk space or a
+working disk; 70 a defect of tpiedge; 130 interrupted."""
 
 import errno
 import os
@@ -97,7 +96,7 @@ def completion(ctx: click.Context, shell: str) -> None:
 
 
 def main() -> None:
-    """Runs a command; every error is one line on standard error and an exit status."""
+    """Runs a command. An error is one line and an exit status."""
     honour_signals()
     raise_limits()
     sys.exit(_run())

@@ -1,4 +1,4 @@
-"""`tpiedge master`: serve a model over HTTP with this machine and every worker that joins."""
+"""`tpiedge master`: serves a model over HTTP with all workers that join."""
 
 import secrets
 from collections.abc import Callable

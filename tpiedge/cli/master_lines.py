@@ -39,7 +39,7 @@ _SPARE = {
 
 
 def lan_address(listen: Address) -> Address:
-    """Returns the address at which other machines probably reach `listen`; loopback without a network."""
+    """Returns the address at which other machines probably reach `listen`."""
     if listen.host not in _ANYWHERE:
         return listen
     return Address(outgoing_host() or "127.0.0.1", listen.port)
@@ -53,7 +53,8 @@ def url_for_others(http: Address, url: str) -> str:
 def workers_invited(
     listen: Address, keys: CurveKeys, folder: Path, token_file: Path | None, say: Callable[[str], None]
 ) -> Iterator[None]:
-    """Says how workers join: by a token in `token_file` or, if None, a token for one worker. Voids it at the end."""
+    """Makes a token and says how workers join. Without `token_file`, one worker may join. The token ends with the
+    block."""
     address = lan_address(listen)
     if token_file is not None:
         with offered(token_file, folder, keys.public, address):
@@ -70,7 +71,7 @@ def workers_invited(
 def start_lines(
     name: str, http: Address, api: ApiServer, certificate: Certificate | None, left: Sequence[Path]
 ) -> Iterator[str]:
-    """Yields lines on how to reach the served model. `left`: recorded answers that this master does not resume."""
+    """Yields lines on reaching the model. `left`: recorded answers that do not go on."""
     yield f"serving {name} at {url_for_others(http, api.url)}/v1"
     yield from page_lines(http, api.url, terminal_columns())
     if certificate is not None:
@@ -82,7 +83,7 @@ def start_lines(
 
 
 def page_lines(http: Address, url: str, columns: int) -> list[str]:
-    """Returns the page's address, with a QR code if `columns` suffice and other devices reach it."""
+    """Returns the page's address, with a QR code where that helps."""
     page = f"{url_for_others(http, url)}/"
     if lan_address(http).host in ("127.0.0.1", "::1", "localhost"):
         return [
@@ -93,7 +94,7 @@ def page_lines(http: Address, url: str, columns: int) -> list[str]:
 
 
 def qr_lines(text: str, columns: int) -> list[str]:
-    """Draws a QR code in half blocks, two rows of squares per line; [] if it is wider than `columns`."""
+    """Draws a QR code in half blocks; [] if it exceeds `columns`."""
     code = segno.make_qr(text, error="l")
     if code.symbol_size(border=2)[0] > columns:
         return []
@@ -104,7 +105,7 @@ def qr_lines(text: str, columns: int) -> list[str]:
 
 
 def terminal_columns() -> int:
-    """Returns the columns of standard error; 0 unless that is a terminal with half blocks and colours."""
+    """Returns the terminal's columns; 0 if it cannot show QR codes."""
     shows = sys.stderr.isatty() and sys.stderr.encoding.lower() == "utf-8"
     if not shows or os.environ.get("TERM", "") in ("", "dumb") or os.environ.get("NO_COLOR"):
         return 0
@@ -117,7 +118,7 @@ def watch(
     pending: Callable[[], Sequence[Pending]],
     say: Callable[[str], None],
 ) -> None:
-    """Says changes and waiting workers until interrupted. Raises the failure of another thread."""
+    """Says changes until interrupted. Raises the failure of another thread."""
     show, callers, freed = Changes(say), Callers(say), FreedMemory()
     while running.failed is None:
         supervisor.check()
@@ -130,7 +131,7 @@ def watch(
 
 @dataclass(eq=False)
 class Callers:
-    """Announces each worker that shows a code, at most one every ten seconds."""
+    """Announces workers that show a code, one in ten seconds."""
 
     _say: Callable[[str], None]
     _known: frozenset[str] = frozenset()

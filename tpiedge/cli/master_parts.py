@@ -76,7 +76,7 @@ def only_master(folder: Path) -> Iterator[None]:
 
 
 def check_ports(listen: Address, http: Address) -> None:
-    """Raises UserError if a port is taken. Preparing the model takes long, so call this first."""
+    """Raises UserError if a port is taken. Call it before slow work."""
     ports = [("--listen", resolve(listen).beside(offset), purpose) for offset, purpose in PURPOSES.items()]
     for flag, address, purpose in [*ports, ("--http", resolve(http), "the API")]:
         if port_state(address.port, address.host) == "in use":
@@ -193,7 +193,7 @@ def master_parts(
 def _placement(
     flags: SimpleNamespace, model: PreparedModel, rank_zero: RankZero, kv_tokens: int, folder: Path
 ) -> NodePlacement:
-    """Measures this machine. Raises UserError for impossible shares, OutOfMemory if not even workers would help."""
+    """Raises UserError, or OutOfMemory if workers cannot help."""
     shares = flags.shares
     weights = None if shares is None else parse_shares(shares, len(shares.split(",")))
     facts = model_facts_of(model, kv_tokens, sanitised_line(model.public_name, 200))

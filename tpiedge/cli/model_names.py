@@ -1,4 +1,4 @@
-"""Names of models and testbeds on the command line, and their completion in a shell."""
+"""Names of models and testbeds on the command line, with completion."""
 
 import functools
 import pkgutil
@@ -36,7 +36,7 @@ HUB_MODEL = CompletedName(lambda _context: aliases(), *MODEL.sources)
 
 
 def model_option(command: Callable[..., _T], *, needed: bool = True) -> Callable[..., _T]:
-    """Adds `model_name`: an argument, or --model, which settings can give. If `needed`, a missing model is refused."""
+    """Adds `model_name`: an argument, or --model. `needed` refuses a missing model."""
 
     @click.argument("model_argument", metavar="[MODEL]", required=False, type=MODEL)
     @click.option("--model", "model_name", type=MODEL, help=_HELP)

@@ -1,4 +1,4 @@
-"""The models of this computer: `tpiedge ls`, `show`, `rm`, `pull`; and a worker's parts of models: `shards`."""
+"""`tpiedge ls`, `show`, `rm`, `pull`: this computer's models. `shards`: a worker's parts."""
 
 import dataclasses
 import json
@@ -35,7 +35,7 @@ _usual_options = together(json_option, cache_option)
 
 
 def _card(name: str, cache: Path | None) -> dict[str, Any]:
-    """Returns facts of a model as JSON values; `path` is None for an alias without files here. Raises UserError."""
+    """Returns a model's facts. `path` is None without files here. Raises UserError."""
     hub_name = parse_hub_name(name)
     known = [one for one in aliases().values() if hub_name and one.repo == hub_name.repo]
     alias = aliases().get(name) or next(iter(known), None)

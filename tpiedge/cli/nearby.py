@@ -1,4 +1,4 @@
-"""Masters found by mDNS. Announcements prove nothing: a known key or a pairing code tells who is there."""
+"""Masters found by mDNS. An announcement proves nothing."""
 
 import contextlib
 import socket
@@ -34,7 +34,7 @@ def check_announcing(address: Address) -> None:
 
 @contextlib.contextmanager
 def announcing(address: Address, master_key: str, say: Callable[[str], None]) -> Iterator[None]:
-    """Announces the master from a thread during the block; `say` gets the name or the failure."""
+    """Announces the master during the block. `say` gets name or failure."""
     over = threading.Event()
 
     def not_announced(error: Exception) -> str:
@@ -69,9 +69,8 @@ def announcing(address: Address, master_key: str, say: Callable[[str], None]) ->
 def master_nearby(
     wait_s: float, known: Mapping[Address, str], say: Callable[[str], None]
 ) -> tuple[Address, str | None]:
-    """Returns (address of a master to join, its key if known). `known` has keys by address, the best first. Known
-    masters win; else the user chooses, unless `known` is empty and only one master is announced. Raises UserError,
-    PeerError."""
+    """Returns (the master's address, its key if known). `known`: keys by address, the best first. May ask the user.
+    Raises UserError, PeerError."""
     if (found := _first([*known.items()])) is not None:
         say(f"joining the known master at {found[0]}; --connect HOST names another one")
         return found
@@ -111,7 +110,6 @@ def _chosen(found: "Sequence[AnnouncedMaster]", asks: bool, *, alone: bool) -> "
 
 
 def _first(tries: Sequence[tuple[Address, str]]) -> tuple[Address, str] | None:
-    """Returns the first of `tries` where the master with the key answers, else the first where any program answers."""
     may_be, threads = None, ThreadPoolExecutor(8)
     try:
         answers = threads.map(lambda one: who_is_at(*one), tries)

@@ -1,4 +1,4 @@
-"""`tpiedge nodes`: the machines of the running master, and who may be one of them."""
+"""`tpiedge nodes`: the machines of the master, and who may join."""
 
 import json
 import time

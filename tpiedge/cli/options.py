@@ -1,4 +1,4 @@
-"""Flags that several verbs share, their types, and the words for wrong command lines."""
+"""Shared flags, their types, and words for wrong command lines."""
 
 import math
 import re
@@ -40,14 +40,14 @@ def option(
     name: str | None = None,
     **more: Any,
 ) -> Decorator[Any]:
-    """Makes a click option, which shows its default, if any. `name` is the parameter's name."""
+    """Makes a click option that shows its default. `name`: the parameter's name."""
     if default is not None:
         more |= {"default": default, "show_default": True}
     return click.option(flag, *([] if name is None else [name]), type=kind, help=says, **more)
 
 
 class Location(click.Path):
-    """A path. The empty path, which would mean the current folder, is refused."""
+    """A path, not empty: that would mean the current folder."""
 
     def __init__(self, *, exists: bool = False, file_okay: bool = True, dir_okay: bool = True) -> None:
         super().__init__(exists, file_okay, dir_okay, path_type=Path)
@@ -69,7 +69,7 @@ class Number(click.FloatRange):
 
 
 class CompletedName(click.types.StringParamType):
-    """A name or path. A shell completes it with names of `sources` and with paths. A source that fails has no names."""
+    """A name or path. A shell completes names of `sources`, and paths."""
 
     def __init__(self, *sources: Callable[[click.Context], Iterable[str]]) -> None:
         self.sources = sources
@@ -121,7 +121,7 @@ def _window(text: str) -> tuple[int, int]:
 
 
 def _speculate(text: str) -> int:
-    """Reads `Assign.speculate`. 15 drafts and the token before them fill a small batch of the kernels."""
+    # 15 drafts and the token before them fill a small batch of the kernels.
     words = {"auto": SPECULATE_AUTO, "off": 0} | {str(number): number for number in range(1, 16)}
     if text not in words:
         raise UserError(f"{text[:20]!r} is none of 'auto', 'off' or a number from 1 to 15")
@@ -133,7 +133,6 @@ MEMORY = Parsed("SIZE", _memory)
 
 
 def usage_words(error: click.ClickException) -> str:
-    """Returns the line for `error`, with a flag's range, the most similar flag, or a hint at --help."""
     alike = getattr(error, "possibilities", None)
     if isinstance(error, click.NoSuchOption) and alike:
         return f"{error.message} Did you mean {alike[0]!r}?"
@@ -165,7 +164,7 @@ def is_default(name: str) -> bool:
 def _folder_option(
     name: str, usual: Callable[[str], Path], within: tuple[str, ...], says: str
 ) -> Decorator[Any]:
-    """Makes an option for a folder, by default `usual`. Refuses it if others may change it or its folders `within`."""
+    """Makes an option for a folder that others cannot change. `usual`: the default. `within`: subfolders."""
 
     def check(ctx: click.Context, option: click.Parameter, given: Path | None) -> Path | None:
         if not ctx.resilient_parsing:  # completion

@@ -1,5 +1,5 @@
-"""HTTP client of a running master. A master with `--journal` numbers events: if a connection breaks, the client
-reconnects for up to RECOVERY_GRACE_S, and no event is lost or repeated. Ctrl-C deletes the answer on the master."""
+"""HTTP client of a running master. With `--journal`, broken connections are resumed without a gap. Ctrl-C deletes the
+answer on the master."""
 
 import contextlib
 import hmac
@@ -38,14 +38,13 @@ class HttpRefusal(Exception):
 
     @property
     def starting(self) -> bool:
-        """Whether a later request may succeed: the master is ending, or has too many requests or connections."""
         soon = b'"shutting_down"' in self.data or b'"too_many_connections"' in self.data
         return self.status == 429 or (self.status == 503 and soon)
 
 
 @dataclass(eq=False)
 class AnswerStream:
-    """An answer to `_body`. `_note` is told of pauses and broken connections; `_progress`, how much prompt is read."""
+    """An answer to `_body`. `_note` gets interruptions; `_progress`, the prompt's progress."""
 
     _http: httpx.Client
     _path: str
@@ -58,7 +57,7 @@ class AnswerStream:
     _deadline: float | None = None  # while the connection is broken, and nothing has come since
 
     def events(self) -> Generator[str, None, None]:
-        """Yields the data of events, without [DONE]. Raises HttpRefusal, PeerError, and httpx's errors."""
+        """Yields the data of events, without [DONE]. Raises HttpRefusal, PeerError, httpx's errors."""
         try:
             while True:
                 try:
@@ -136,13 +135,12 @@ class AnswerStream:
 
 
 class MasterClient:
-    """Sends requests with one key. A context manager. Its errors are TpiedgeErrors of one line."""
+    """A context manager that sends requests with one key. Raises TpiedgeErrors."""
 
     def __init__(
         self, url: str, key: str | None, trust: ssl.SSLContext | None = None, *, own: bool = False
     ) -> None:
-        """`trust`: None trusts this computer's CAs. `own`: the master runs on this computer, so its lack of resources
-        is raised as ResourceError."""
+        """`trust`: None for this computer's CAs. `own`: a local master, which may raise ResourceError."""
         if trust is not None and urlsplit(url).scheme != "https":
             raise UserError(
                 f"{sanitised(url)[:80]} is without TLS, for which a certificate was given: write https://"
@@ -237,7 +235,7 @@ class MasterClient:
 def master_at(
     url: str | None, state: Path | None, key: str | None, trust: ssl.SSLContext | None
 ) -> MasterClient:
-    """Makes a client of --url, else of this computer's master, else of the default address. Raises UserError."""
+    """Makes a client of --url or the local master's. Raises UserError."""
     if url is None:
         own, _, certificate = _read_admin(state) or (_DEFAULT_URL, "", None)
         return MasterClient(own, key, trust or certificate)
@@ -247,7 +245,7 @@ def master_at(
 
 
 def admin_of(state: Path | None) -> MasterClient:
-    """Makes a client for the admin routes of this computer's master. Raises UserError if none runs."""
+    """Makes an admin client for this computer's master. Raises UserError."""
     admin = _read_admin(state)
     if admin is None:
         raise UserError(
@@ -274,7 +272,7 @@ class _Pinned(ssl.SSLContext):
 
 
 class _PinnedSocket(ssl.SSLSocket):
-    """Refuses all but one certificate in the handshake, before a byte of the request is sent."""
+    """Refuses, in the handshake, all certificates but one."""
 
     def do_handshake(self, block: bool = False) -> None:
         super().do_handshake(block)
@@ -298,7 +296,7 @@ def _by_fingerprint(text: str) -> ssl.SSLContext:
 
 
 def trust_of(ca: Path | None, fingerprint: str | None) -> ssl.SSLContext | None:
-    """Returns the context for --tls-ca or --tls-fingerprint; None if neither is given. Raises UserError."""
+    """Returns the context for --tls-ca or --tls-fingerprint. Raises UserError."""
     if ca is not None and fingerprint is not None:
         raise UserError("give either --tls-ca or --tls-fingerprint")
     if fingerprint is not None:

@@ -1,4 +1,4 @@
-"""`tpiedge run` and `tpiedge demo`: a local cluster for one prompt or a chat."""
+"""`tpiedge run` and `tpiedge demo`: a local cluster for one command."""
 
 import contextlib
 import json
@@ -176,7 +176,6 @@ def _room(model: PreparedModel, layout: Layout, prompt_tokens: int) -> int:
 
 
 def _emulated(given: str | None, nodes: int | None) -> Devices | None:
-    """Returns the first `nodes` (None: all) devices of a testbed; None without a testbed. Raises UserError."""
     found: Devices | None = None
     if given is not None:
         found = pkgutil.resolve_name("tpiedge.lab.testbed.running:emulated")(given, nodes)
@@ -185,7 +184,7 @@ def _emulated(given: str | None, nodes: int | None) -> Devices | None:
 
 @contextlib.contextmanager
 def recording(path: Path | None, nodes: int) -> Iterator[tuple[Path, ...]]:
-    """Yields trace files by rank; joins them at the end. Raises the block's error, or else UserError, DiskFull."""
+    """Yields trace files by rank, then joins them. Raises UserError, DiskFull."""
     if path is None:
         yield ()
         return

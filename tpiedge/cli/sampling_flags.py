@@ -54,7 +54,7 @@ def new_seed() -> int:
 
 
 def sampling_of(flags: dict[str, Any]) -> Sampling:
-    """Takes the sampling flags out of `flags`. Raises UserError. Does not compare --logit-bias with the vocabulary."""
+    """Takes the sampling flags out of `flags`. Raises UserError."""
     values = {field.name: flags.pop(field.name) for field in fields(Sampling)}
     if values["seed"] is None:
         values["seed"] = new_seed()
@@ -64,7 +64,7 @@ def sampling_of(flags: dict[str, Any]) -> Sampling:
 
 
 def with_usual(sampling: Sampling, usual: Sampling) -> Sampling:
-    """Takes from `usual`, the model's own values, what neither the command line nor settings give."""
+    """Takes from `usual` what neither the command line nor settings give."""
     return replace(sampling, **{name: getattr(usual, name) for name in _OF_MODELS if is_default(name)})
 
 

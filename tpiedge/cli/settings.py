@@ -1,9 +1,7 @@
 """Settings: environment variables and a TOML file can set every flag of every verb.
 
-A setting becomes a text in click's map of defaults. So the command line wins, and the verb's own types check the text.
-A variable wins over the file; a verb's own setting wins over the common setting. A verb's table is named like
-"bench.decode".
-"""
+A setting becomes a text in click's defaults, which the verb checks. The command line wins, then variables, then the
+file. A verb's own setting wins over the common one. A verb's table is named like "bench.decode"."""
 
 import difflib
 import logging
@@ -37,7 +35,7 @@ Verbs = Mapping[str, click.Command]
 
 @dataclass(frozen=True)
 class Setting:
-    """A value from outside the command line. `origin` is a variable, or file, line and key."""
+    """A value from outside the command line. `origin`: a variable or place."""
 
     value: str | list[str]
     origin: str
@@ -45,14 +43,14 @@ class Setting:
 
 @dataclass(frozen=True)
 class SettingsFile:
-    """`tables` has TOML's values by table (like "bench.decode") and key. Table "" has keys before the first table."""
+    """`tables`: TOML's values by table and key. Table "" has keys before the first table."""
 
     path: Path
     tables: Mapping[str, Mapping[str, object]]
     text: str
 
     def place(self, table: str, key: str = "") -> str:
-        """Returns a place like '/etc/tpiedge.toml:3', without the line if the key is not found."""
+        """Returns a place like '/etc/tpiedge.toml:3'."""
         here, wanted = "", _bare(table, key)
         for number, line in enumerate(self.text.splitlines(), 1):
             name = line.partition("=")[0]
@@ -74,10 +72,10 @@ class _LazyCommand(click.Command):
 
 
 class ConfiguredGroup(ListingGroup):
-    """Imports a verb when it runs, adds --config and --log-level, and tells the origin of refused values."""
+    """Imports a verb when it runs. Adds --config and --log-level. Tells where refused values came from."""
 
     def add_lazy(self, name: str, path: str, line: str) -> None:
-        """Adds the command at `path` (MODULE:COMMAND). `line` is its short help; also its help if it has no other."""
+        """Adds the command at `path` (MODULE:COMMAND). `line`: its short help."""
         super().add_command(_LazyCommand(name, path, line))
 
     def load(self, *names: str) -> None:
@@ -143,7 +141,7 @@ def _prepare(command: click.Command) -> None:
 
 
 def _load(ctx: click.Context, _param: click.Parameter, given: Path | None) -> None:
-    """Sets the defaults of all other parameters. A group's --config counts for its subcommand, too."""
+    """Sets the defaults of all other parameters, in subcommands, too."""
     if ctx.resilient_parsing:  # completion
         return
     given = ctx.meta[f"{_META}.given"] = given or ctx.meta.get(f"{_META}.given")
@@ -177,8 +175,7 @@ def _start_log(_ctx: click.Context, _param: click.Parameter, level: str | None) 
 
 
 def verbs_of(root: click.Command, names: Collection[str] | None = None) -> Verbs:
-    """Returns, by table, the commands with options that a settings file can set. `names`: imports and returns only
-    these commands of the root; None: all commands."""
+    """Returns, by table, the commands with settable options. `names`: imports only these."""
     children = {root.name or "": root}
     if isinstance(root, ConfiguredGroup):
         root.load(*(names or ()))
@@ -202,7 +199,7 @@ def _leaves(command: click.Command, table: str) -> Iterator[tuple[str, click.Com
 
 
 def options_of(command: click.Command) -> dict[str, click.Option]:
-    """Returns the options that settings can set. Their keys are like 'min-workers' for --min-workers."""
+    """Returns the options that settings can set, by keys like 'min-workers'."""
     options = (param for param in command.params if isinstance(param, click.Option) and not param.is_eager)
     return {
         next((name for name in one.opts if name.startswith("--")), one.opts[0]).lstrip("-"): one
@@ -211,7 +208,7 @@ def options_of(command: click.Command) -> dict[str, click.Option]:
 
 
 def variables_of(table: str, key: str) -> tuple[str, ...]:
-    """Returns the environment variables of a flag; the first that is set counts."""
+    """Returns a flag's environment variables. The first that is set counts."""
     own = _variable(table, key)
     return (own, _variable(key)) if key in COMMON else (own,)
 
@@ -221,7 +218,7 @@ def _variable(*words: str) -> str:
 
 
 def unused_variables(verbs: Verbs, environment: Mapping[str, str]) -> dict[str, str]:
-    """Returns variables that look like a verb's but set nothing, each with the most similar real variable, or ""."""
+    """Returns variables that set nothing, each with a similar variable or ""."""
     known = [
         name for table, verb in verbs.items() for key in options_of(verb) for name in variables_of(table, key)
     ]
@@ -238,7 +235,7 @@ def unused_variables(verbs: Verbs, environment: Mapping[str, str]) -> dict[str, 
 def resolve(
     table: str, command: click.Command, environment: Mapping[str, str], file: SettingsFile | None
 ) -> dict[str, Setting]:
-    """Returns the settings of a verb by key, unchecked. Raises UserError if a variable's list is malformed."""
+    """Returns the settings of a verb by key, unchecked. Raises UserError."""
     found: dict[str, Setting] = {}
     for key, option in options_of(command).items():
         several = option.multiple or option.nargs != 1
@@ -266,7 +263,7 @@ def _listed(name: str, text: str) -> list[str]:
 def effective(
     root: click.Command, table: str, command: click.Command, given: Path | None
 ) -> dict[str, Setting]:
-    """Returns the checked settings of a command by key. Raises UserError with the origin of the first bad setting."""
+    """Returns the checked settings of a command by key. Raises UserError."""
     file = find_settings(given, os.environ)
     if file is not None:
         named = {name.partition(".")[0] for name in (table, *file.tables)}
@@ -279,8 +276,7 @@ def effective(
 
 
 def find_settings(given: Path | None, environment: Mapping[str, str]) -> SettingsFile | None:
-    """Reads the file of --config, else of TPIEDGE_CONFIG, else the user's own; None without a file. A file in the
-    current folder never counts: a download must not change what a command does. Raises UserError."""
+    """Reads the file of --config, of TPIEDGE_CONFIG, or the user's own. Raises UserError."""
     if given is not None:
         return read_settings(given)
     if named := environment.get("TPIEDGE_CONFIG"):
@@ -288,6 +284,7 @@ def find_settings(given: Path | None, environment: Mapping[str, str]) -> Setting
             return read_settings(Path(named))
         except UserError as error:
             raise UserError(f"TPIEDGE_CONFIG: {error}") from None
+    # A file in the current folder never counts: a download must not change what a command does.
     own = user_config_path("tpiedge") / "config.toml"
     return read_settings(own) if os.path.lexists(own) else None
 
@@ -314,7 +311,6 @@ def read_settings(path: Path) -> SettingsFile:
 
 
 def _flatten(table: str, content: Mapping[str, object]) -> Iterator[tuple[str, str, object]]:
-    """Yields (table, key, value). For an empty table, the key is "" and the value None."""
     if table and not content:
         yield table, "", None
     for key, value in content.items():
@@ -329,7 +325,7 @@ def _text(value: object) -> str:
 
 
 def problems(file: SettingsFile, verbs: Verbs) -> Iterator[str]:
-    """Yields a line, with its place, for each unknown table, each unknown key and each value of the wrong type."""
+    """Yields a line for each unknown table or key, or wrong type."""
     flags_of: dict[str, Mapping[str, click.Option]] = {
         table: options_of(command) for table, command in verbs.items()
     }
@@ -352,7 +348,7 @@ def problems(file: SettingsFile, verbs: Verbs) -> Iterator[str]:
 
 
 def _other_type(option: click.Option, value: object) -> str:
-    """Returns "" if the option takes values of the type of TOML's `value`, else says what it takes."""
+    """Returns what the option takes, or "" if it takes `value`."""
     words = "a text in quotes"
     types: set[type] = {str}
     if isinstance(option.type, click.types.BoolParamType):

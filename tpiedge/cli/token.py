@@ -1,4 +1,4 @@
-"""Tokens for workers: `tpiedge token`, and the token that a master makes at its start."""
+"""Tokens for workers: `tpiedge token`, and the token of a starting master."""
 
 import json
 import os
@@ -101,7 +101,7 @@ def _when(seconds: float) -> str:
 
 @contextmanager
 def offered(path: Path, folder: Path, master_key: str, address: Address) -> Iterator[None]:
-    """Keeps a token for any number of workers in `path`, which only its owner can read. Raises UserError."""
+    """Keeps a token for any number of workers in `path`. Raises UserError."""
     with invitation(folder, 30 * DAY_S, None) as secret:
         partial = path.with_name(f".{path.name}.partial")
         try:
@@ -121,7 +121,7 @@ def offered(path: Path, folder: Path, master_key: str, address: Address) -> Iter
 
 @contextmanager
 def invitation(folder: Path, expires_s: float = DAY_S, uses: int | None = 1) -> Iterator[str]:
-    """Yields the secret of a new token, void after the block. After a crash, the next master withdraws the token."""
+    """Yields the secret of a new token, void after the block."""
     _withdraw(folder)
     record, secret = TokenStore(folder).create(expires_s, uses)
     try:

@@ -1,5 +1,4 @@
-"""`tpiedge top`: the running cluster, every second. Functions that read a picture's JSON raise KeyError, TypeError or
-ValueError if the JSON is malformed."""
+"""`tpiedge top`: the running cluster. Malformed JSON raises KeyError, TypeError or ValueError."""
 
 import contextlib
 import json
@@ -122,7 +121,7 @@ def _full_screen(has_keys: bool) -> Iterator[None]:
 
 
 def screen_lines(picture: PictureJson, problem: str, size: tuple[int, int]) -> list[str]:
-    """Returns lines for `size` (columns, lines) minus one line. `problem` says why the picture is old."""
+    """Returns lines for `size` (columns, lines) minus one line. `problem`: why the picture is old."""
     width, height = size
     first, *others = picture_lines(picture, date.today())
     lines = [first, *([problem] if problem else []), *others][: max(0, height - 1)]
@@ -219,7 +218,7 @@ def timeline_lines(timeline: PictureJson) -> Iterator[str]:
 
 
 def step_line(machine: PictureJson, took_s: float, width: int) -> str:
-    """Draws `width` letters of equal time. A letter names the part that took longest in that time; blank means idle."""
+    """Draws `width` letters of equal time. A letter names the longest part; blank means idle."""
     spent = [dict.fromkeys(_PARTS, 0.0) for _ in range(width)]
     for part in _PARTS:
         for start, end in machine["spans"][part]:
@@ -256,7 +255,7 @@ def event_line(event: PictureJson, today: date) -> str:
 
 
 def link_lines(picture: PictureJson, columns: int = 7) -> Iterator[str]:
-    """Yields round trips between workers, in tables of at most `columns` columns, which fit 80 letters."""
+    """Yields round trips between workers, in tables of at most `columns` columns."""
     workers = sorted((one for one in picture["machines"] if one["links"]), key=lambda one: int(one["rank"]))
     trips = {
         (one["name"], other["name"]): format_seconds(other["round_trip_s"])

@@ -47,7 +47,7 @@ _MEMBER = "stopped; fetched weights are kept: 'tpiedge worker' joins again, with
 
 @dataclass(frozen=True)
 class _Master:
-    """The master to join. `key` is None until a code is confirmed. `found`: the master was reached before."""
+    """The master to join. `key`: None until confirmed. `found`: reached before."""
 
     address: Address
     key: str | None
@@ -56,7 +56,7 @@ class _Master:
 
 
 class _Joining:
-    """Joins masters with the keys and state in `folder`, and offers this machine by the flags `given`."""
+    """Joins masters with the state in `folder`. `given`: flags on this machine."""
 
     def __init__(self, folder: Path, given: Mapping[str, Any], say: Callable[[str], None]) -> None:
         self._given = given
@@ -74,7 +74,7 @@ class _Joining:
             say(shortfall)
 
     def master(self, connect: str | None, token: str | None, wait_s: float) -> _Master:
-        """Returns the master to join; looks for one on the network if none is named. Raises UserError, PeerError."""
+        """Returns the named master, or finds one. Raises UserError, PeerError."""
         if token is not None:
             parsed = parse_token(token)
             address = parsed.address if connect is None else parse_address(connect, CONTROL_PORT)

@@ -1,5 +1,2 @@
-"""`tpiedge doctor`: looks for problems of this computer and its network; changes nothing.
-
-`computer` has findings and the checks of the machine and its software, `network` the checks of the network and of a
-master.
-"""
+"""`tpiedge doctor`: looks for problems; changes nothing. `computer` checks machine and software. `network` checks the
+network and a master."""

@@ -1,4 +1,4 @@
-"""Defines findings, runs checks in parallel within a deadline, and checks machine and software."""
+"""Findings, parallel checks within a deadline, and checks of machine and software."""
 
 import errno
 import json
@@ -52,8 +52,7 @@ fail = partial(Finding, result="fail")
 
 
 def examine(checks: Mapping[str, Check], limit_s: float) -> list[Finding]:
-    """Returns all findings in the order of `checks`. A check may hang on a dead file system: after `limit_s` its thread
-    is abandoned."""
+    """Returns findings in the order of `checks`. Abandons a thread after `limit_s`."""
     found: dict[str, Sequence[Finding]] = {}
 
     def run(name: str, check: Check) -> None:
@@ -63,7 +62,7 @@ def examine(checks: Mapping[str, Check], limit_s: float) -> list[Finding]:
             found[name] = [warn(name, f"unknown: {type(error).__name__}: {error}", "check it yourself")]
 
     threads = [threading.Thread(target=run, args=check, daemon=True) for check in checks.items()]
-    deadline = time.monotonic() + limit_s
+    deadline = time.monotonic() + limit_s  # a check may hang on a dead file system
     for thread in threads:
         thread.start()
     for thread in threads:

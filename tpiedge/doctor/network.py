@@ -53,7 +53,7 @@ def check_firewall() -> Sequence[Finding]:
 
 
 def firewall_finding(ufw: str | None, firewalld: bool, rules: str | None) -> Finding:
-    """`ufw`: the configuration of ufw, None if absent; `rules`: the rules of nftables, None if unreadable."""
+    """`ufw`: its configuration; `rules`: the rules of nftables. None: absent or unreadable."""
     if ufw is not None and "ENABLED=yes" in ufw.splitlines():
         advice = "on a master: ufw allow 7070:7073/tcp, and 8080/tcp for HTTP"
         return warn("firewall", "ufw is active", advice)
@@ -114,7 +114,7 @@ def mtu_finding(sizes: Mapping[str, int]) -> Finding:
 
 
 def check_reach(master: Address) -> Sequence[Finding]:
-    """Connects to the master's ports; the port of tensors is open only when needed."""
+    """Connects to the master's ports. The port of tensors opens when needed."""
     control, name = _connect(master), f"master {master}"
     if isinstance(control, str):
         running = "is the master running, its --listen reachable from here, and its firewall open?"
@@ -144,9 +144,9 @@ def _other(control: Address, address: Address, purpose: str) -> Finding:
 
 
 def _connect(address: Address) -> float | str:
-    """Returns how many seconds the second connection took (the first may resolve names), or why a connection failed."""
+    """Returns the seconds of the second connection, or why a connection failed."""
     try:
-        for _ in range(2):
+        for _ in range(2):  # the first connection may resolve names
             started = time.perf_counter()
             socket.create_connection((address.host, address.port), _CONNECT_S).close()
         return time.perf_counter() - started

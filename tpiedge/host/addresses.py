@@ -1,4 +1,4 @@
-"""Addresses of masters as people write them (HOST, HOST:PORT, [IPv6]:PORT), and the programs that hold ports."""
+"""Addresses as people write them (HOST, HOST:PORT, [IPv6]:PORT), and ports' holders."""
 
 import contextlib
 import errno
@@ -48,7 +48,7 @@ class Address:
 
 
 def parse_address(text: str, default_port: int | None = None, default_host: str | None = None) -> Address:
-    """Reads HOST:PORT, HOST alone with a `default_port`, or PORT alone with a `default_host`. Raises UserError."""
+    """Reads HOST:PORT. The defaults replace a missing part. Raises UserError."""
     found = _ADDRESS.fullmatch(text.strip())
     host, port = (found[1] or found[2] or found[4], found[3]) if found else ("", None)
     if port is None and host.isdigit():  # a resolver would take it for an address: 9000 is 0.0.35.40
@@ -77,7 +77,7 @@ def resolve_all(address: Address) -> tuple[Address, ...]:
 
 
 def _scoped(address: tuple[Any, ...]) -> str:
-    """Returns the host of a socket's address. Raises UserError for a link-local address without its interface."""
+    """Returns a socket's host. Raises UserError for a link-local address without interface."""
     host = str(address[0])
     if len(address) < 4 or "%" in host or not ipaddress.IPv6Address(host).is_link_local:
         return host
@@ -89,8 +89,7 @@ def _scoped(address: tuple[Any, ...]) -> str:
 
 
 def outgoing_host() -> str | None:
-    """Returns the address at which other machines probably reach this one; None without a network. Asks the routing
-    table; without a route (laptops on one switch), the interfaces."""
+    """Returns the address at which other machines probably reach this one."""
     if (own := _own_address("192.0.2.1", 9)) is not None:
         return str(own[0])
     up = {name for name, state in psutil.net_if_stats().items() if state.isup}
@@ -104,7 +103,7 @@ def outgoing_host() -> str | None:
 
 
 def _own_address(host: str, port: int) -> tuple[Any, ...] | None:
-    """Returns this machine's address on the route to `host`; None without a route. Sends nothing."""
+    """Returns this machine's address on the route to `host`. Sends nothing."""
     try:
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((host, port))
@@ -115,7 +114,7 @@ def _own_address(host: str, port: int) -> tuple[Any, ...] | None:
 
 
 def own_names() -> frozenset[str]:
-    """Returns the own host name, mDNS name and full name in lower case. Blocks on the resolver."""
+    """Returns this machine's names in lower case. Blocks on the resolver."""
     name = socket.gethostname().lower()
     return frozenset({name, f"{name.partition('.')[0]}.local", socket.getfqdn().lower()} - {""})
 
@@ -130,7 +129,7 @@ def own_networks() -> tuple[ipaddress.IPv4Network, ...]:
 
 
 def check_endpoint(text: str, claim: str = "it says that it listens") -> str:
-    """Returns `text` if it is tcp://IP:PORT. Else raises ProtocolError; `claim` begins the message."""
+    """Returns `text` if it is tcp://IP:PORT. Raises ProtocolError, which begins with `claim`."""
     found = _ENDPOINT.fullmatch(text)
     try:
         if found is None or not 1 <= int(found[3]) <= 65535:
@@ -144,18 +143,17 @@ def check_endpoint(text: str, claim: str = "it says that it listens") -> str:
 
 
 def endpoint_at(source: str, endpoint: str) -> str:
-    """Returns `endpoint` (tcp://IP:PORT) with the IP `source` from which its node connects, because no node may direct
-    others elsewhere. If `source` is "", returns `endpoint` unchanged."""
+    """Returns `endpoint` with the IP `source`. `source` "" changes nothing."""
     if not source:
         return endpoint
+    # No node may direct others elsewhere.
     ip = ipaddress.ip_address(source)
     mapped = ip.ipv4_mapped if isinstance(ip, ipaddress.IPv6Address) else None
     return Address(str(mapped or ip), int(endpoint.rpartition(":")[2])).zmq
 
 
 def listening_address(control_address: str) -> str:
-    """Returns the address (tcp://IP:*) at which a worker's node listens: on the route to the master at
-    `control_address` (tcp://IP:PORT), else on loopback."""
+    """Returns the address at which a worker's node listens: tcp://IP:*."""
     host, _, port = control_address.removeprefix("tcp://").rpartition(":")
     own = _own_address(host.removeprefix("[").removesuffix("]"), int(port))
     if own is None:
@@ -164,8 +162,7 @@ def listening_address(control_address: str) -> str:
 
 
 def data_endpoint(endpoint: str, control_address: str) -> str:
-    """Returns `endpoint` for other nodes: with the host of `control_address` if its own host means any host, else with
-    the zone of `control_address`."""
+    """Completes `endpoint` for other nodes with the host or zone of `control_address`."""
     for anywhere in ("tcp://0.0.0.0:", "tcp://[::]:"):
         if endpoint.startswith(anywhere):
             return f"{control_address.rpartition(':')[0]}:{endpoint.removeprefix(anywhere)}"
@@ -186,7 +183,7 @@ def port_state(port: int, host: str = "0.0.0.0") -> str:
 
 
 def holder(port: int) -> str:
-    """Returns the listener's name: 'another tpiedge master, pid 123', 'nginx, pid 123' or 'another program'."""
+    """Returns the listener's name, like 'nginx, pid 123' or 'another program'."""
     found = "another program"
     with contextlib.suppress(psutil.Error, OSError):  # for another user's process
         pids = {

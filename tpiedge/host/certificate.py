@@ -1,4 +1,4 @@
-"""A TLS server's certificate: read from files, or made once by the command `openssl`."""
+"""A TLS server's certificate, from files or made by the command `openssl`."""
 
 import hashlib
 import re
@@ -23,7 +23,7 @@ _ADDRESS: Final = re.compile(r"[0-9.]+|[0-9a-f:]*:[0-9a-f:.]*")
 
 @dataclass(frozen=True)
 class Certificate:
-    """A server's certificate and key in `context`; `fingerprint` is the certificate's SHA-256 in hex."""
+    """A server's certificate. `fingerprint`: its SHA-256 in hex."""
 
     context: ssl.SSLContext
     fingerprint: str
@@ -39,8 +39,7 @@ def fingerprint_of(der: bytes) -> str:
 
 
 def read_certificate(cert: Path, key: Path) -> Certificate:
-    """Reads a chain of certificates and the key of the first, both in PEM. Raises UserError if a file is missing or
-    damaged, the files do not match, or others can read the key."""
+    """Reads a certificate chain and its key, both in PEM. Raises UserError."""
     try:
         with cert.open("rb") as file:
             text = file.read(1 << 20).decode("ascii", "replace")
@@ -70,8 +69,8 @@ def read_certificate(cert: Path, key: Path) -> Certificate:
 
 
 def own_certificate(folder: Path, hosts: Iterable[str]) -> Certificate:
-    """Reads the self-signed certificate in `folder`, or makes one for the names and addresses `hosts`. Only one process
-    at a time may call it. Raises UserError, also without the command `openssl`."""
+    """Reads the self-signed certificate in `folder`, or makes one. Only one process at a time may call it. Raises
+    UserError."""
     cert, key = folder / _CERT, folder / _KEY
     if not (cert.exists() and key.exists()):
         _make(private_folder(folder), cert, key, hosts)

@@ -1,8 +1,7 @@
 """Processors, memory and disk that this process may use. No torch.
 
-Control groups (Linux, versions 1 and 2) limit containers and services: the limits of this process's group and of all
-its ancestors apply. The groups' files are read below `root`; a missing, unreadable or non-numeric file means no limit.
-"""
+Limits of this process's control group and its ancestors apply (Linux, versions 1 and 2). `root`: folder of the groups'
+files. An unreadable file means no limit."""
 
 import contextlib
 import math
@@ -19,32 +18,33 @@ from tpiedge.units import GIB, MIB, format_bytes
 
 
 def available_memory_bytes(root: Path = Path("/")) -> int:
-    """Returns the memory that is free now within all limits. Page cache counts as free."""
+    """Returns the memory that is free now. Page cache counts as free."""
     free = psutil.virtual_memory().available
     return max(0, min([free, *Cgroups.own(root).memory_room(), address_room()]))
 
 
 def default_memory_bytes(available: int | None = None) -> int:
-    """Returns the available memory minus a fifth (at least 128 MiB, at most 2 GiB) for other uses."""
+    """Returns the available memory minus a fifth (128 MiB to 2 GiB)."""
     if available is None:
         available = available_memory_bytes()
     return max(0, int(available - min(max(0.2 * available, 128 * MIB), 2 * GIB)))
 
 
 def usable_cores(root: Path = Path("/")) -> float:
-    """Returns how many processors affinity and CPU quotas allow; a quota may be a fraction."""
+    """Returns how many processors affinity and quotas allow; maybe a fraction."""
     cores = psutil.cpu_count() or 1
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores
     return min([float(cores), float(allowed), *Cgroups.own(root).cpu_quotas()])
 
 
 def default_threads(root: Path = Path("/")) -> int:
-    """Counts usable physical cores, at least 1. A core has one vector unit; threads beyond a CPU quota only wait."""
+    """Counts usable physical cores, at least 1."""
     allowed = None
     if hasattr(os, "sched_getaffinity"):
         topology = root / "sys/devices/system/cpu"
         cores = {_core(topology / f"cpu{thread}/topology") for thread in os.sched_getaffinity(0)}
         allowed = None if "" in cores else len(cores)
+    # A core has one vector unit; threads beyond a CPU quota only wait.
     physical = allowed or psutil.cpu_count(logical=False) or psutil.cpu_count() or 1
     return max(1, min(physical, math.floor(usable_cores(root))))
 
@@ -59,14 +59,14 @@ def _core(topology: Path) -> str:
 
 
 def free_disk_bytes(folder: Path) -> int:
-    """Returns the free bytes for this user in `folder`, which need not exist."""
+    """Returns the user's free bytes in `folder`, which need not exist."""
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     return shutil.disk_usage(folder).free
 
 
 class MemoryLimits:
-    """The memory that this process may use. Control groups that it joins later are taken to have been empty before."""
+    """The memory that this process may use. Control groups joined later count as empty."""
 
     def __init__(self, limit_bytes: int | None = None, root: Path = Path("/")) -> None:
         """`limit_bytes` is --memory; None: the default."""
@@ -85,8 +85,7 @@ class MemoryLimits:
         return f"--memory gives {limit}, but the limit of this machine or of its control group is {most}"
 
     def usable_bytes(self) -> int:
-        """Returns the least of --memory and all limits; without --memory, the default part of the free memory at
-        start."""
+        """Returns the least limit. --memory is one; its default is part of the free memory."""
         with contextlib.suppress(OSError):  # no descriptor is left to read it
             self._total = psutil.virtual_memory().total
         limits = {**Cgroups.own(self._root).memory_limits(), Path("/"): self._total}
@@ -98,7 +97,7 @@ class MemoryLimits:
 
 @dataclass(frozen=True)
 class Cgroups:
-    """Folders of the groups that limit this process, own group first, then ancestors."""
+    """Folders of the groups that limit this process, own group first."""
 
     memory_v1: tuple[Path, ...]
     cpu_v1: tuple[Path, ...]
@@ -119,7 +118,7 @@ class Cgroups:
         return {folder: limit for folder, limit in limits.items() if limit is not None}
 
     def memory_taken(self) -> dict[Path, int]:
-        """Returns the used bytes by folder, without page cache, which the kernel gives back."""
+        """Returns the used bytes by folder, without page cache."""
         used = [(folder, "memory.usage_in_bytes", "total_") for folder in self.memory_v1]
         used += [(folder, "memory.current", "") for folder in self.unified]
         return {
@@ -130,7 +129,7 @@ class Cgroups:
         }
 
     def oom_kills(self) -> int:
-        """Counts the processes of the own group that the kernel killed for lack of memory."""
+        """Counts the own group's processes that were killed for lack of memory."""
         own = [folder / "memory.oom_control" for folder in self.memory_v1[:1]]
         own += [folder / "memory.events" for folder in self.unified[:1]]
         return sum(_field(path, "oom_kill") for path in own)
@@ -147,7 +146,7 @@ class Cgroups:
 
 
 def _own_folders(root: Path) -> dict[str, tuple[Path, ...]]:
-    """Returns, keyed by controller ("" in version 2), the folders from this process's group up to the mount."""
+    """Returns folders up to the mount, by controller ("" in version 2)."""
     groups: dict[str, str] = {}
     for line in _lines(root / "proc/self/cgroup"):
         controllers, _, path = line.partition(":")[2].partition(":")
@@ -164,7 +163,6 @@ def _own_folders(root: Path) -> dict[str, tuple[Path, ...]]:
 
 
 def _up_to_mount(group: str, top: str, mount: Path) -> tuple[Path, ...]:
-    """Returns the folders from `group` up to `mount`, where the group `top` is mounted."""
     inner = Path(group).relative_to(top) if Path(group).is_relative_to(top) else Path()
     return tuple([mount / part for part in (inner, *inner.parents)]) if ".." not in inner.parts else (mount,)
 
@@ -176,7 +174,6 @@ def _limit(folder: Path, *names: str) -> int | None:
 
 
 def _field(path: Path, name: str) -> int:
-    """Returns the number in the line "name number"; 0 without such a line."""
     pairs = (line.partition(" ") for line in _lines(path))
     return next((int(value) for key, _, value in pairs if key == name and value.isdecimal()), 0)
 

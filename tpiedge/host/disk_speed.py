@@ -1,4 +1,4 @@
-"""Measures the speed of a folder's disk in a fraction of a second. No torch."""
+"""Measures a disk's speed in a fraction of a second. No torch."""
 
 import mmap
 import os
@@ -15,15 +15,14 @@ _CHUNK = 4 * MIB
 
 @dataclass(frozen=True)
 class DiskSpeed:
-    """Speed of 4 MiB reads. Unless `is_direct`, the page cache may have answered some reads."""
+    """Speed of 4 MiB reads. Unless `is_direct`, some reads may be cached."""
 
     bytes_per_s: float
     is_direct: bool
 
 
 def measure_disk(folder: Path, seconds: float = 0.3, nbytes: int = 64 * MIB) -> DiskSpeed:
-    """Writes up to `nbytes` in a third of `seconds`, then reads; one chunk at least. Raises OSError if no chunk
-    fits."""
+    """Writes, then reads, for `seconds` in all. Raises OSError without space."""
     began = time.perf_counter()
     fd, name = tempfile.mkstemp(prefix=".speed-", dir=folder)
     try:

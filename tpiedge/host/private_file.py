@@ -1,4 +1,4 @@
-"""Files that only their owner may read; JSON files are replaced as a whole. Messages never show their contents."""
+"""Files that only their owner may read. JSON files are replaced as a whole. Messages hide contents."""
 
 import contextlib
 import errno
@@ -41,8 +41,8 @@ def private_folder(folder: Path) -> Path:
 
 
 def check_folder(folder: Path, within: Sequence[str], flag: str) -> None:
-    """Raises UserError if others may write in `folder` (given by `flag`) or in its subfolders `within`, or if `folder`
-    is a broken link. A missing folder is fine; so is a `folder` like /tmp, whose entries belong to their makers."""
+    """Raises UserError if others may change `folder` or its subfolders `within`, or if a link is broken. A missing
+    folder passes, as does one like /tmp. `flag`: for messages."""
     if folder.is_symlink() and not folder.exists():
         raise UserError(
             f"{folder} is a link to {folder.readlink()}, which is not there: make or mount that, or give another {flag}"
@@ -67,7 +67,7 @@ def check_folder(folder: Path, within: Sequence[str], flag: str) -> None:
 
 
 def read_private(path: Path) -> dict[str, object] | None:
-    """Returns the JSON object in `path`; None without a file. Raises UserError, also for other JSON."""
+    """Returns the JSON object in `path`; None without a file. Raises UserError."""
     try:
         data = private_bytes(path)
     except FileNotFoundError:
@@ -84,7 +84,7 @@ def read_private(path: Path) -> dict[str, object] | None:
 
 
 def private_bytes(path: Path, most: int = _MAX_BYTES) -> bytes:
-    """Reads a file. Raises FileNotFoundError; UserError if it is unreadable, exceeds `most`, or others may read it."""
+    """Reads a file of at most `most` bytes. Raises FileNotFoundError, UserError."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
@@ -118,7 +118,7 @@ def replace_private(path: Path, values: dict[str, object]) -> None:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Holds a lock while the block reads and replaces `path`; other processes and threads wait."""
+    """Locks `path` against other processes and threads during the block."""
     private_folder(path.parent)
     lock = path.with_name(f".{path.name}.lock")
     try:
@@ -133,7 +133,7 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def _write(path: Path, values: dict[str, object], place: Callable[[Path, Path], None]) -> bool:
-    """Writes a new file durably; `place` renames or links it to `path`. Linking returns False if `path` exists."""
+    """Writes a file durably. `place` renames or links it. Linking returns False if `path` exists."""
     private_folder(path.parent)
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
     try:

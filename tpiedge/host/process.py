@@ -1,4 +1,4 @@
-"""Limits of this process (RLIMIT_AS, RLIMIT_NOFILE), which children inherit; its memory and processor."""
+"""Limits of this process, which children inherit; its memory and processor."""
 
 import contextlib
 import ctypes
@@ -20,8 +20,9 @@ LEAST_TO_COMPUTE: Final = 2 * GIB
 
 
 def raise_limits() -> None:
-    """Increases the limits as far as allowed, that of files to 10,240: some programs close all possible files."""
+    """Increases the limits as far as allowed; for files, to 10,240."""
     endless = resource.RLIM_INFINITY
+    # Some programs close all possible files: too many would take long.
     for kind, most in ((resource.RLIMIT_AS, endless), (resource.RLIMIT_NOFILE, 10_240)):
         soft, hard = resource.getrlimit(kind)
         wanted = hard if most == endless else most if hard == endless else min(most, hard)
@@ -36,8 +37,8 @@ def address_limit() -> int | None:
 
 
 def address_room() -> int:
-    """Returns the bytes of address space for a node's computations, beside libraries, stacks and heaps."""
     limit = address_limit()
+    # A GiB is left for libraries, stacks and heaps.
     return sys.maxsize if limit is None else max(0, limit - GIB)
 
 
@@ -58,7 +59,7 @@ LEAST_DESCRIPTORS: Final = 1024
 
 
 def check_descriptors() -> int:
-    """Returns the limit of open files. Raises ResourceError if it is too low to serve or to compute."""
+    """Returns the limit of open files. Raises ResourceError if too low."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return sys.maxsize
@@ -89,7 +90,7 @@ def cpu_name() -> str:
 
 
 def proc_field(path: str, *names: str) -> str:
-    """Returns the text after the colon in the first line that begins with one of `names`; "" without such a line."""
+    """Returns the text after the colon in the first line that begins with `names`."""
     with contextlib.suppress(OSError):
         for line in Path(path).read_text().splitlines():
             if line.startswith(names):
@@ -98,8 +99,8 @@ def proc_field(path: str, *names: str) -> str:
 
 
 def give_back_what_is_freed() -> None:
-    """Makes malloc return freed blocks of 128 KiB or more to the system. Otherwise glibc slowly increases that bound to
-    32 MiB: eight nodes with rows of 8192 numbers took 65 MB more."""
+    """Makes malloc return freed blocks of 128 KiB or more."""
+    # Otherwise glibc slowly increases that bound to 32 MiB: eight nodes with rows of 8192 numbers took 65 MB more.
     library = ctypes.CDLL(None)
     if hasattr(library, "mallopt") and hasattr(library, "malloc_trim"):
         library.mallopt(-3, 128 << 10)  # M_MMAP_THRESHOLD of <malloc.h>
@@ -108,10 +109,10 @@ def give_back_what_is_freed() -> None:
 
 
 class FreedMemory:
-    """Returns free memory of all threads' heaps to the system, at most every ten seconds. glibc returns only the end of
-    a heap: after floods of small messages a master held 68 MB of free memory beside 18 in use."""
+    """Returns free memory to the system, at most every ten seconds."""
 
     def __init__(self) -> None:
+        # glibc returns only the end of a heap: after floods of small messages a master held 68 MB beside 18 in use.
         self._trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         self._due = -math.inf
 

@@ -1,6 +1,4 @@
-"""Runs a whole cluster from this computer, without HTTP and without torch.
+"""Runs a whole cluster from this computer. No HTTP, no torch.
 
-`catalogue` finds models and packs by name; `packing` makes packs from checkpoints and GGUF files; `prepare` opens a
-model's pack; `layout` makes the plan and chooses the context. `cluster` runs a plan for one command, and collects
-answers as text. `service` is a running master, for any thread.
-"""
+`catalogue` finds models and packs; `packing` makes packs. `prepare` opens a model's pack. `layout` makes the plan.
+`cluster` runs a plan for one command. `service` is a running master, for any thread."""

@@ -42,7 +42,7 @@ class FoundModel:
 
 @dataclass(frozen=True)
 class StoredPack:
-    """A pack of the cache. `precision` and `nbytes`: None if unreadable; `used_s`: last use, seconds since 1970."""
+    """A pack of the cache. `precision`, `nbytes`: None if unreadable; `used_s`: seconds since 1970."""
 
     path: Path
     name: str
@@ -55,7 +55,7 @@ class StoredPack:
 
 @dataclass(frozen=True)
 class PackLabel:
-    """A pack's local name and origin ("org/name", a path or ""), in label.json, whose mtime tells the last use."""
+    """A pack's name and origin, in label.json. The file's mtime tells the last use."""
 
     name: str
     source: str = ""
@@ -70,8 +70,7 @@ def shards_folder(cache: Path | None) -> Path:
 
 
 def find_model(name: str, cache: Path | None) -> FoundModel:
-    """Finds, in this order: "demo"; a pack, checkpoint folder or GGUF file by path; a cached pack by name, in upper or
-    lower case; a pulled model by alias or "org/name". Raises UserError."""
+    """Finds "demo", a path, a cached pack, or a pulled model, in this order. Raises UserError."""
     given = Path(name)
     if name != DEMO:
         # Unlike Path.is_file, false for names too long.
@@ -111,7 +110,7 @@ def stored_pack(path: Path) -> StoredPack:
 
 
 def packs_of(name: str, cache: Path | None) -> list[Path]:
-    """Returns the pack called `name`, or the cached packs of the model `name`. Raises UserError."""
+    """Returns the pack `name`, or a model's cached packs. Raises UserError."""
     hub_name = parse_hub_name(name)
     if hub_name is not None and not os.path.isdir(name) and not _packs_called(name, cache):
         return [pack.path for pack in stored_packs(cache) if pack.model == hub_name.repo]
@@ -139,8 +138,7 @@ def the_pack_of(name: str, cache: Path | None) -> Path:
 
 
 def name_pack(pack: Path, stem: str, precision: str, source: str, wanted: str | None = None) -> str:
-    """Names a cached pack `wanted`. If that is None, an unnamed pack gets a free name made of `stem`. Raises
-    UserError."""
+    """Names a cached pack. If `wanted` is None, `stem` gives an unnamed pack its name. Raises UserError."""
     label = load_label(pack)
     if wanted is None:
         if label.name != pack.name:
@@ -197,7 +195,7 @@ def short_name(stem: str, precision: str) -> str:
 
 
 def check_name(name: str) -> str:
-    """Returns `name` (--name). Raises UserError if it is malformed or means another model."""
+    """Returns `name`. Raises UserError if it is malformed or another model's."""
     if not _NAME.fullmatch(name):
         raise UserError(
             f"--name {quote(name)} is not a name: 1 to 96 letters, digits, '.', '_' and '-', a letter or digit first"
@@ -208,12 +206,12 @@ def check_name(name: str) -> str:
 
 
 def is_complete(pack: Path) -> bool:
-    """Whether the pack has a manifest and, unless the cache is read-only, a label, which is written last."""
+    """Whether the pack has a manifest and, in a writable cache, a label."""
     return (pack / MANIFEST_NAME).is_file() and ((pack / _LABEL).is_file() or not os.access(pack, os.W_OK))
 
 
 def load_label(pack: Path) -> PackLabel:
-    """Reads a pack's label. Without a valid label, the name is the folder's."""
+    """Reads a pack's label. The default name is the folder's."""
     folder = os.path.basename(os.path.abspath(pack))
     try:
         values = read_json(pack, _LABEL, 65_536)
@@ -236,7 +234,7 @@ def mark_used(pack: Path) -> None:
 
 
 def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Replaces each file as a whole, because another command may write it too. A name may contain one folder."""
+    """Replaces each file as a whole. A name may contain one folder."""
     folder.mkdir(exist_ok=True)
     for name, data in files.items():
         path = folder / name

@@ -33,9 +33,8 @@ _EPOCH = 1
 
 
 class LocalCluster:
-    """Nodes that start and end together, one per assignment, in rank order. Make all calls in one thread; the cluster's
-    own thread keeps nodes alive. `traces` are the nodes' trace files; `places` say where nodes run (empty: on this
-    host)."""
+    """Nodes that start and end together, in rank order. Make all calls in one thread. `traces`: trace files. `places`:
+    where nodes run; empty: here."""
 
     def __init__(
         self,
@@ -80,8 +79,7 @@ class LocalCluster:
         self._thread = threading.Thread(target=self._keep_up, name="controller", daemon=True)
 
     def start(self, on_loading: ProgressCallback = lambda _done, _total: None) -> None:
-        """Waits until all nodes have loaded. A failure ends all nodes and raises PeerLost, UserError or
-        ResourceError."""
+        """Waits until all nodes have loaded. Raises PeerLost, UserError or ResourceError."""
         try:
             for rank in range(len(self._assignments)):
                 self._children.append(self._spawn(rank))
@@ -93,8 +91,7 @@ class LocalCluster:
             raise
 
     def generate(self, request: GenerationRequest) -> Generator[control.AnswerPart | control.Finished]:
-        """Yields the request's events up to Finished; blocks between them. Closing the iterator cancels the request.
-        Raises UserError if rank 0 refuses it, PeerError if the cluster fails."""
+        """Yields events up to Finished; blocks. Closing cancels the request. Raises UserError, PeerError."""
         self._post(control.Generate(_EPOCH, request), 0)
         ended = False
         try:
@@ -114,7 +111,7 @@ class LocalCluster:
                 self._post(control.Cancel(_EPOCH, request.id), 0)
 
     def stats(self) -> list[control.Stats]:
-        """Returns every node's counters in rank order. Blocks; raises PeerError after ten seconds."""
+        """Returns all counters in rank order. Blocks. Raises PeerError after ten seconds."""
         for rank in range(len(self._children)):
             self._post(control.AskStats(_EPOCH), rank)
         answers: dict[int, control.Stats] = {}
@@ -126,7 +123,7 @@ class LocalCluster:
         return [answers[rank] for rank in sorted(answers)]
 
     def close(self) -> None:
-        """Ends all nodes; kills those that still run after 3 s (after a loss, 0.2 s). Blocks. Idempotent."""
+        """Ends all nodes; kills those that run after 3 s. Blocks. Idempotent."""
         if self._thread.is_alive():
             for rank in range(len(self._children)):
                 self._post(control.Shutdown(_EPOCH), rank)
@@ -143,7 +140,6 @@ class LocalCluster:
         self._hub.close()
 
     def _await_ready(self, on_loading: ProgressCallback) -> None:
-        """Waits for each node's Ready. Rank 0's Ready, with the collectives, may come after the epoch is ready."""
         missing = set(range(len(self._assignments)))
         while missing:
             match message := self._next_event():
@@ -225,8 +221,7 @@ def _rank(peer: str) -> int:
 
 @dataclass
 class Answer:
-    """`ttft_s`: until the first token; `decode_s`: from the first token to the last. `tokens_per_step`: None after a
-    stop string."""
+    """`ttft_s`: until the first token. `decode_s`: from there on. `tokens_per_step`: None after a stop string."""
 
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
@@ -253,8 +248,7 @@ def collect(
     *,
     goes_on: bool = False,
 ) -> Answer:
-    """Runs the request; blocks. Raises like LocalCluster.generate. `show` gets pieces of text without half characters
-    or parts of a stop string. `goes_on`: the answer continues the prompt's text."""
+    """Runs the request; blocks. Raises like LocalCluster.generate. `goes_on`: the answer continues the prompt."""
     answer = Answer()
     writer = TextWriter(tokenizer, tuple(stops), request.prompt_ids if goes_on else ())
 
@@ -301,7 +295,7 @@ def launch(
     traces: tuple[Path, ...] = (),
     places: tuple[Place, ...] = (),
 ) -> Iterator[LocalCluster]:
-    """Runs a cluster while the block runs. Raises like LocalCluster.start. `places`: those of an open testbed."""
+    """Runs a cluster during the block. Raises like LocalCluster.start."""
     there = layout.testbed
     with nullcontext(places) if places or there is None else there.places() as places:
         served = Served(

@@ -1,4 +1,4 @@
-"""The user's choices for a local cluster, its context, and a plan within memory."""
+"""The user's choices for a local cluster, its context and its plan."""
 
 import os
 from collections.abc import Callable
@@ -22,9 +22,8 @@ _MOST_KV_TOKENS = (1 << 32) - 1
 
 @dataclass(frozen=True)
 class Devices:
-    """The devices of a testbed, one for each node in rank order. `most_threads`: the processors of the smallest device,
-    because all nodes have equally many threads. `timing` suits the worst link. `places` yields the nodes' places;
-    inside its `with`, this thread uses the first device's network."""
+    """The devices of a testbed, in rank order. `most_threads`: the smallest device's processors. `timing`: for the
+    worst link. `places` yields nodes' places; in its block, this thread uses the first device's network."""
 
     speeds: tuple[float, ...]
     memory_bytes: tuple[int | None, ...]
@@ -49,19 +48,18 @@ class Layout:
 
     @property
     def threads_per_node(self) -> int:
-        """--threads, or the usable physical cores per node, at most the `most_threads` of a testbed."""
+        """--threads, or usable physical cores per node, within the testbed's limit."""
         if self.threads is not None:
             return self.threads
         threads = max(1, default_threads() // self.nodes)
         return threads if self.testbed is None else min(threads, self.testbed.most_threads)
 
     def memory_bytes_of(self, rank: int, wanted: int | None) -> int | None:
-        """Returns the smaller of `wanted` and the device's limit; None if there is neither."""
         limits = (wanted, None if self.testbed is None else self.testbed.memory_bytes[rank])
         return min((limit for limit in limits if limit is not None), default=None)
 
     def check(self) -> tuple[ShareWeight, ...] | None:
-        """Returns --shares, or None if the planner decides. Raises UserError for any flag that is out of range."""
+        """Returns --shares. Raises UserError for any flag out of range."""
         if not 1 <= self.nodes <= 64:
             raise UserError(f"--nodes {self.nodes} is out of range: 1 to 64")
         if self.threads is not None and not 1 <= self.threads <= 1024:
@@ -70,7 +68,7 @@ class Layout:
 
 
 def plan_cluster(model: PreparedModel, layout: Layout, capacity_tokens: int) -> Plan:
-    """Plans within --memory or, without it, this computer's memory. Raises UserError, OutOfMemory, ResourceError."""
+    """Plans within --memory or this computer's memory. Raises UserError, OutOfMemory, ResourceError."""
     check_address_space(LEAST_TO_COMPUTE)
     plan = _plan(model, layout, layout.memory_bytes, capacity_tokens)
     available = available_memory_bytes() + rss_bytes(os.getpid())  # the cluster includes this process
@@ -124,8 +122,7 @@ def check_context(model: PreparedModel, context: int) -> int:
 
 
 def chosen_context(model: PreparedModel, layout: Layout, wanted: int | None) -> int:
-    """Returns `wanted`, or without it what memory allows, at least 4096 tokens if the model has them. Raises
-    UserError."""
+    """Returns `wanted`, or what memory allows (at least 4096). Raises UserError."""
     if wanted is not None:
         return check_context(model, wanted)
     own = model.context_tokens
@@ -136,14 +133,12 @@ def chosen_context(model: PreparedModel, layout: Layout, wanted: int | None) -> 
 
 
 def roomy_context(model: PreparedModel, layout: Layout, tokens: int, least: int) -> int:
-    """Returns `tokens`, halved until the KV cache displaces no weights and takes at most 1/8 of memory; at least
-    `least`."""
+    """Halves `tokens` until the KV cache is small; stops at `least`."""
     usual = default_memory_bytes() // layout.nodes
     limits = [layout.memory_bytes_of(rank, layout.memory_bytes) for rank in range(layout.nodes)]
     memory = sum(usual if limit is None else limit for limit in limits)
 
     def needs(tokens: int) -> tuple[int, int] | None:
-        """Returns (bytes of streamed weights, bytes of the KV cache); None without a plan."""
         try:
             plan = plan_cluster(model, layout, tokens)
         except OutOfMemory:  # the caller's own plan reports that
@@ -160,8 +155,7 @@ def roomy_context(model: PreparedModel, layout: Layout, tokens: int, least: int)
 
 
 def chosen_kv_tokens(context: int, wanted: int | None) -> int:
-    """Returns `wanted` (None: `context`). Raises UserError if `wanted` is less than `context`, or more than any cluster
-    has."""
+    """Returns `wanted` or `context`. Raises UserError if `wanted` is out of range."""
     if wanted is None:
         return context
     if wanted < context:

@@ -1,4 +1,4 @@
-"""Writes packs from checkpoints and GGUF files, with their text files and with progress."""
+"""Writes packs from checkpoints and GGUF files."""
 
 import json
 import math
@@ -30,7 +30,7 @@ Source = Checkpoint | GgufModel
 
 @dataclass(frozen=True)
 class PackedModel:
-    """`name`: None if outside the cache; `losses`: differences from the source; `notices`: all lines for the user."""
+    """`name`: None outside the cache. `losses`: differences from the source. `notices`: lines for users."""
 
     report: PackReport
     name: str | None
@@ -39,7 +39,6 @@ class PackedModel:
 
 
 def cached_pack(source: Source, storage: Storage, cache: Path | None) -> Path:
-    """Returns the folder of a model's pack: one for each source and storage."""
     stem, label = source.label, storage.label(tied=source.config.tie_word_embeddings)
     if isinstance(source, GgufModel):
         name = "".join(mark if mark.isalnum() or mark in "-_." else "-" for mark in source.path.stem)
@@ -50,7 +49,7 @@ def cached_pack(source: Source, storage: Storage, cache: Path | None) -> Path:
 def pack_model(
     source: Source, storage: Storage, cache: Path | None, out: Path | None = None, name: str | None = None
 ) -> PackedModel:
-    """Packs into `out` (None: into the cache) by a child process. Blocks. Raises UserError, DiskFull, ReadFault."""
+    """Packs in a child process. Blocks. Raises UserError, DiskFull, ReadFault."""
     spec, target = model_spec(source.config), out or cached_pack(source, storage, cache)
     if isinstance(source, Checkpoint):
         source.check(spec)

@@ -1,4 +1,4 @@
-"""Opens a model by name: its pack, made on first use, its tokenizer and its chat template."""
+"""Opens a model by name: its pack, tokenizer and chat template."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -31,7 +31,7 @@ from tpiedge.wire.fields import Compute, KVPrecision, Range
 from tpiedge.wire.requests import Sampling
 
 USUAL = Sampling(temperature=0.8, top_p=0.95, min_p=0.05)
-"""The default sampling: at temperature 1 with the whole vocabulary, a small model talks nonsense."""
+"""The default sampling. At temperature 1 with the whole vocabulary, a small model talks nonsense."""
 _FILE = "generation_config.json"
 _NUMBERS = {
     "temperature": Range(0.0, 100.0),
@@ -42,8 +42,8 @@ _NUMBERS = {
 
 
 class PreparedModel:
-    """A model that is ready to run. `folder` has its text files. `also_called`: other names, first the pack's;
-    `public_name`: the pack's name if there is a local `path`. `kv`: None means the default for `compute`."""
+    """A model ready to run. `folder`: its text files. `also_called`: other names, first the pack's. `public_name`:
+    replaces a local `path`. `kv`: None for the default."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class PreparedModel:
         return self.has_tokenizer and self._folder is not None and bool(templates_of(self._folder))
 
     def message_ids(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
-        """Returns the prompt's ids for a conversation. Raises UserError if the model has no template."""
+        """Returns the prompt's ids for a conversation. Raises UserError without a template."""
         return tuple(self.tokenizer.encode(chat_prompt(self.template, messages), add_special=False))
 
     @cached_property
@@ -140,7 +140,7 @@ def prepare(
     cache: Path | None,
     kv: KVPrecision | None = None,
 ) -> PreparedModel:
-    """Opens the model's pack, or makes it with progress on standard error; blocks."""
+    """Opens the model's pack, or makes it; blocks."""
     found = find_model(name, cache)
     path = name if name != DEMO and os.path.exists(name) else None
     folder: Path | None = found.path
@@ -184,10 +184,9 @@ def _choose(
 def choose_arithmetics(
     source: Precision, precision: str | None, compute: Compute | None
 ) -> tuple[Precision, Compute]:
-    """Returns (storage, arithmetic); defaults: the source's storage; int8 for quantised weights, f32 for others.
-    `precision` "f32" without `compute` keeps bf16 storage, which f32 arithmetic widens exactly. Raises UserError."""
+    """Returns (storage, arithmetic). The default of storage is the source's. Raises UserError."""
     if precision == "f32" and compute is None and not source.quantised:
-        return source, "f32"
+        return source, "f32"  # which widens bf16 exactly
     stored = Precision(precision) if precision else source
     arithmetic = compute or usual_compute(stored)
     check_compute(stored, arithmetic)

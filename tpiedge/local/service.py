@@ -27,9 +27,8 @@ from tpiedge.wire.requests import GenerationRequest
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """The served model and its weights. `created`: seconds since 1970; `context_tokens`: tokens of prompt and answer
-    together; `width`: numbers of an embedding; `digest`: 64 hexadecimal digits; `path`: where the model is on the
-    master's computer. Requests may name the model by `path`, but no client is told it."""
+    """The served model. `created`: seconds since 1970. `context_tokens`: prompt and answer. `width`: numbers of an
+    embedding. `digest`: 64 hexadecimal digits. `path`: hidden from clients."""
 
     name: str
     context_tokens: int
@@ -52,9 +51,8 @@ class ModelInfo:
 
 
 class Service:
-    """A master with its model, for any thread. All methods except `what_if` return at once.
-
-    `usual_sampling`: the default of requests; `max_sequence`: the context in tokens."""
+    """A master with its model, for any thread. Only `what_if` blocks. `usual_sampling`: requests' default.
+    `max_sequence`: context in tokens."""
 
     def __init__(
         self,
@@ -114,7 +112,7 @@ class Service:
         return self._master.events
 
     def dismiss(self, request: str) -> bool:
-        """Ends the request with this id and tells its reader. Returns whether such a request exists."""
+        """Ends a request and tells its reader. Returns whether the request exists."""
         return self._master.requests.dismiss(request)
 
     def submit(self, request: GenerationRequest, client: str, *, has_reader: bool = True) -> PendingAnswer:
@@ -134,25 +132,23 @@ class Service:
         return [{"name": one.host, "address": one.address} for one in self._pairing.pending()]
 
     def members(self) -> dict[str, list[dict[str, str]]]:
-        """Returns name and host of members, in order of admission, and of revoked workers, in order of revocation."""
         table = self._registrar.journal.table
         known = (("members", table.members), ("revoked", table.revoked))
         return {kind: [{"name": one.name, "host": one.host} for one in some] for kind, some in known}
 
     def approve(self, code: str) -> str:
-        """Lets a waiting worker in; returns its name. Raises UserError for an unknown code."""
+        """Lets a waiting worker in; returns its name. Raises UserError."""
         return self._pairing.approve(code).name
 
     def revoke(self, name: str) -> str:
-        """Revokes the worker of this name, or the only worker on the host of this name; returns its name. Raises
-        UserError, UnknownWorker."""
+        """Revokes a worker by name or host; returns its name. Raises UserError, UnknownWorker."""
         peer = self._called(name)
         self._registrar.revoke(peer, self._master.remove_worker)
         return peer
 
     def what_if(self, without: str) -> Forecast:
-        """Predicts the speed without the worker `without` or, if that is "", with one more worker like the last. Blocks
-        while two plans are made. Raises like `revoke`, UserError without any worker, NotServing."""
+        """Predicts the speed without a worker or, for "", with one more. Blocks. Raises like `revoke`, and
+        NotServing."""
         name = self._called(without) if without else ""
         try:
             # The control thread answers within a turn, unless it starts or ends rank 0's processes.
@@ -164,8 +160,7 @@ class Service:
         return loss_plans.what_if(self._placement, machines, name)
 
     def drain(self, name: str) -> Future[str]:
-        """Takes the worker out of plans; `status` says when it has no part. The future has the worker's name or, if the
-        plan stays, CannotDrain. Raises like `revoke`."""
+        """Takes the worker out of plans. The future has the worker's name or CannotDrain. Raises like `revoke`."""
         return self._master.drain_worker(self._called(name))
 
     def undrain(self, name: str) -> str:
@@ -175,7 +170,7 @@ class Service:
         return found
 
     def clear(self, name: str) -> str:
-        """Ends the worker's wait after a failure; returns its name. Raises like `revoke`."""
+        """Ends the worker's wait; returns its name. Raises like `revoke`."""
         found = self._called(name)
         self._master.clear_worker(found)
         return found

@@ -1,4 +1,4 @@
-"""A plan as the master keeps it: one assignment per machine, and the messages that are made from it."""
+"""A plan as the master keeps it, and the messages made from it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,9 +15,9 @@ from tpiedge.wire.epochs import Prepare
 
 @dataclass(frozen=True)
 class Assignment:
-    """One machine's part of a plan; the part's index in the plan is the machine's rank. `machine` is "" for the
-    master's machine. `weight_bytes`: what stays in memory, as `weights` says. `why`, a sentence, and `host`, a name or
-    "", are for the user. `speed`: bytes of weights per second; of quantised weights if the model is quantised."""
+    """One machine's part of a plan; its index is the rank. `machine`: "" for the master's. `weight_bytes`: bytes that
+    stay in memory. `why`, `host`: for the user. `speed`: bytes of weights per second; in a quantised model, of
+    quantised weights."""
 
     machine: str
     share: NodeShare
@@ -42,8 +42,8 @@ class Assignment:
 
 @dataclass(frozen=True)
 class Assignments:
-    """A plan, rank 0 first, or the `reason` for its absence. `spare`: why machines have no part, by name; `step_s`: the
-    predicted time of one token, 0 if unknown."""
+    """A plan, rank 0 first, or the `reason` for its absence. `spare`: why machines have no part. `step_s`: seconds of a
+    token, 0 if unknown."""
 
     assignments: tuple[Assignment, ...]
     spare: Mapping[str, SpareReason] = field(default_factory=dict)
@@ -53,8 +53,8 @@ class Assignments:
 
 @dataclass(frozen=True)
 class Served:
-    """The model and the settings of every epoch. The KV cache has `capacity_tokens` positions for all requests. Up to
-    `sequences` requests run at once, with up to `context_tokens` positions and `speculate` drafted tokens per step."""
+    """The model and the settings of every epoch. `capacity_tokens`: positions of the KV cache. `sequences`: requests at
+    once. `context_tokens`: positions of one request. `speculate`: drafted tokens per step."""
 
     pack: Path
     pack_id: str
@@ -77,7 +77,7 @@ class Served:
 
     @property
     def split_shows(self) -> str:
-        """The reason why an answer's last bits depend on the split, or ""."""
+        """The reason why last bits depend on the split, or ""."""
         if not self.quantised:
             return f"{self.compute} arithmetic"
         return f"parts that travel as {self.wire}" if self.wire != "f32" else self.apart
@@ -100,7 +100,7 @@ class Served:
     def assign(
         self, epoch: int, plan: Assignments, rank: int, keys: Mapping[int, str], snapshot: KVSnapshot | None
     ) -> Assign:
-        """Makes the Assign for `rank`; `keys` are the nodes' public keys, `snapshot` the earlier epoch's KV cache."""
+        """Makes the Assign for `rank`. `keys`: nodes' public keys. `snapshot`: earlier KV cache."""
         assignment = plan.assignments[rank]
         return Assign(
             epoch=epoch,

@@ -1,7 +1,7 @@
 """Finds the worker that caused the end of an epoch. Pure.
 
-If a worker stays silent towards another one, or sends it junk, the master cannot tell which of the two is at fault:
-that is a dispute. In the star every message passes rank 0, which the master trusts."""
+If a worker is silent towards another worker, or sends it junk, the master cannot tell which is at fault: a dispute. In
+the star every message passes rank 0, which the master trusts."""
 
 import re
 from collections.abc import Sequence
@@ -18,8 +18,8 @@ _RANK: Final = re.compile(r"\bnode (\d{1,9})\b(?! \()")
 
 @dataclass(frozen=True)
 class Failure:
-    """The end of a session, and the worker at fault if it is known. `fault` is "unfit" if the worker could not prepare
-    its part, or its node failed before all nodes were ready; else "died"."""
+    """The end of a session, and the worker at fault if known. `fault`: "unfit" before all nodes were ready, later
+    "died"."""
 
     error: TpiedgeError
     worker: str | None = None
@@ -33,8 +33,8 @@ class Failure:
 def failure_of(
     error: TpiedgeError, epoch: Epoch, assignments: Sequence[Assignment], *, linked: bool, stalled: bool
 ) -> Failure:
-    """Attributes the end of `epoch` to the node lost first. `linked`: workers have links with each other; `stalled`: a
-    node waited for a node that hung."""
+    """Attributes the end of `epoch` to the node lost first. `linked`: workers have links. `stalled`: a node waited for
+    a hung node."""
     lost = next((member for member in epoch.members if member.state is NodeState.LOST), None)
     if lost is None:
         return Failure(_with_host(error, None, assignments))

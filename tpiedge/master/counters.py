@@ -1,7 +1,7 @@
-"""Counters of nodes: rates, the time line of a step, the speed of machines, and the progress of requests. Pure.
+"""Counters of nodes: rates, a step's time line, speeds of machines, progress of requests. Pure.
 
-Progress is: a token, scores or the end of a running request; a node that is further than ever in steps, blocks or bytes
-read; or a change of rank 0's counters, because only these show the chunks of a long prompt."""
+Progress is one of three. A running request gets a token, scores or its end. A node is further than ever in steps,
+blocks or bytes read. Rank 0's counters change, as by chunks of a long prompt."""
 
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ WINDOWS: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """A node's `first` and `latest` counters of the last seconds, with `spent_s` between them (0: only one report)."""
+    """A node's `first` and `latest` counters. `spent_s`: between them, 0 for one report."""
 
     latest: Stats
     first: Stats
@@ -54,7 +54,7 @@ class CounterLog:
 
 @dataclass(frozen=True, slots=True)
 class StepTimeline:
-    """One step that all nodes recorded, `spans` by rank. `at`: the last report's time, in seconds since 1970."""
+    """One step that all nodes recorded, by rank. `at`: seconds since 1970."""
 
     epoch: int
     at: float
@@ -62,17 +62,17 @@ class StepTimeline:
 
 
 class Speeds:
-    """Slowdowns of nodes, compared with rank 0. All nodes take the same steps, so their ratios of measured to expected
-    FFN time should be equal. Rank 0 must have part of an FFN."""
+    """Slowdowns of nodes, compared with rank 0: ratios of measured to expected FFN time. Rank 0 must have part of an
+    FFN."""
 
     def __init__(self, expected: Sequence[float]) -> None:
-        """`expected`: for each rank, a number proportional to the seconds of a step's FFN (0: not known)."""
+        """`expected`: in proportion to each rank's seconds of FFN; 0: unknown."""
         self._expected = expected
         self._began: tuple[float, Mapping[int, Stats]] | None = None
         self.slowdowns = [deque[float](maxlen=WINDOWS) for _ in expected]  # by rank, in the last windows
 
     def update(self, counters: Mapping[int, Stats], now: float) -> None:
-        """Ends a window if one is due. `counters`: the latest counters of each rank."""
+        """Ends a window if one is due. `counters`: each rank's latest."""
         if 0 not in counters:
             return
         if self._began is None:

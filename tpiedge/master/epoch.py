@@ -1,5 +1,5 @@
-"""One epoch's nodes as the master sees them. No socket, no thread. Every node says Hello and gets its part of the plan.
-A node to which others connect answers with its address. Nodes get their peers' addresses once all the peers listen."""
+"""One epoch's nodes as the master sees them. No socket, no thread. Every node says Hello and gets its part. A listening
+node answers with its address. Once all listen, nodes get the addresses."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -66,8 +66,8 @@ class Member:
 
 @dataclass(eq=False)
 class Epoch:
-    """Belongs to one thread; nothing blocks. A node's state goes STARTING -> JOINED -> LOADING -> READY, never back,
-    and from anywhere to LOST, for good. `assign(rank)` must return a node's part of the plan; `emit` gets events."""
+    """Belongs to one thread; nothing blocks. States: STARTING -> JOINED -> LOADING -> READY, never back; from anywhere
+    to LOST, for good. `assign(rank)` returns a node's part; `emit` gets events."""
 
     number: int
     _clock: Clock
@@ -87,7 +87,7 @@ class Epoch:
         return all(member.state is NodeState.READY for member in self.members)
 
     def handle(self, rank: int, message: Message, source: str = "") -> None:
-        """Handles a message of node `rank` from IP `source`; marks it as lost if it breaks the protocol."""
+        """Handles a message from IP `source`. A breach marks the node as lost."""
         try:
             self._dispatch(rank, message, source)
         except ProtocolError as error:
@@ -116,7 +116,8 @@ class Epoch:
             self.fail(rank, cause)
 
     def _explained(self, rank: int) -> bool:
-        """Marks a node as lost if it told why it gave up, and first any peer that rank 0 blamed. True if it told."""
+        """Marks a node as lost if it told why it gave up; returns whether it told. A peer that rank 0 blames is marked
+        first."""
         report = self._member(rank).gave_up
         missed = PeerLost.read(report) if report and rank == 0 else None
         if missed is not None and 0 < missed.rank < len(self.members):
@@ -126,7 +127,7 @@ class Epoch:
         return bool(report)
 
     def tick(self, *, own_stall: bool = False) -> None:
-        """Marks silent nodes as lost, except after an `own_stall`; sends every node the progress of all nodes."""
+        """Marks silent nodes as lost, unless `own_stall`. Sends progress to all nodes."""
         now, timing = self._clock.now(), self._timing
         for member in () if own_stall else self.members:
             silent_s = now - member.heard
@@ -220,7 +221,7 @@ class Epoch:
                 self._post(control.Connect(self.number, endpoints), member.rank)
 
     def _node_failed(self, member: Member, failed: control.Failed) -> None:
-        """Notes why a node ends. If the reason is a lost peer, that loss is found elsewhere."""
+        """Notes why a node ends. A lost peer is found elsewhere."""
         if failed.kind in _OWN_FAULTS:
             member.failed, member.state = True, NodeState.LOST
             self._emit(_OWN_FAULTS[failed.kind](sanitised_line(failed.message)))

@@ -1,13 +1,12 @@
 """Fair scheduling of clients: picks the next request and the next grammar. Pure.
 
 Laws:
-1. A free place goes to the client with the fewest running requests; ties go to the least served client, in tokens of
-   prompts and answers, then to the earliest request.
-2. Clients cannot save up service: each pick raises all clients' counts of tokens to at least that of the least served
-   client that waits (the counter lift of VTC, arXiv:2401.00588).
-3. Rank 0 compiles at most `places` grammars at a time; these, and compiled grammars of requests that have not begun,
-   are at most `places` + `ahead`. A cancelled grammar counts until rank 0 reports its end. A client has quotas of both
-   numbers."""
+1. A free place goes to the client with the fewest running requests. Ties go to the least served client, in tokens of
+   prompts and answers; then to the earliest request.
+2. Clients cannot save up service. Each pick raises all clients' counts to at least that of the least served waiting
+   client (the counter lift of VTC, arXiv:2401.00588).
+3. Rank 0 compiles at most `places` grammars at a time. With compiled grammars of waiting requests, there are at most
+   `places` + `ahead`. A cancelled grammar counts until rank 0 reports its end. Clients have quotas of both numbers."""
 
 import hashlib
 import secrets
@@ -29,7 +28,7 @@ class FairScheduler:
     def pick(
         self, able: list[PendingAnswer], running: Iterable[PendingAnswer], waiting: Iterable[PendingAnswer]
     ) -> PendingAnswer:
-        """Picks one of `able` (at least one, in order). `running`: requests with places; `waiting`: all that wait."""
+        """Picks one of `able` (not empty). `running`: requests with places. `waiting`: all that wait."""
         places = Counter(one.client for one in running)
         awaited = [*able, *(one for one in waiting if one.has_reader)]
         self._least = min(self.served(one.client) for one in awaited)
@@ -47,7 +46,7 @@ class FairScheduler:
 
 
 class Compiling:
-    """Grammars of one epoch, by request, until rank 0 reports their end. Call it under RequestQueue's lock."""
+    """Grammars of one epoch, by request. Hold RequestQueue's lock for each call."""
 
     def __init__(self, places: int, ahead: int) -> None:
         self._places = places
@@ -55,7 +54,6 @@ class Compiling:
         self.entries: dict[str, PendingAnswer] = {}
 
     def may_begin(self, one: PendingAnswer) -> bool:
-        """Whether rank 0 may be asked for the answer. Answers begun in an earlier epoch go on at once."""
         if one.request.grammar is None or one.begun:
             return True
         return one.request.id in self.entries and one.compiling == "compiled"
@@ -76,8 +74,8 @@ class Compiling:
         return scheduler.pick(able, held, waiting) if able else None
 
     def start(self, one: PendingAnswer) -> str:
-        """Notes that rank 0 is asked to compile the grammar. Returns a name that equal grammars of this client have in
-        common: rank 0 compiles these once, and no client learns of another's grammars."""
+        """Notes that rank 0 compiles the grammar. Returns a name that equal grammars of this client share."""
         self.entries[one.request.id], one.compiling = one, "asked"
+        # Equal grammars are compiled once, but no client learns of another's.
         said = repr((one.client, one.request.grammar)).encode()
         return hashlib.blake2b(said, key=_KEY, digest_size=16).hexdigest()

@@ -1,5 +1,4 @@
-"""Counts and lists events of plans and machines. Tells clients whose answers are paused which machine was lost, which
-machine is awaited, or without which machine the answers go on. Pure."""
+"""Counts and lists events of plans and machines. Tells paused clients which machine was lost or is awaited. Pure."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import deepcopy
@@ -24,7 +23,7 @@ EventKind: TypeAlias = MachineEvent | PlanEvent
 
 @dataclass(frozen=True, slots=True)
 class ClusterEvent:
-    """`at`: seconds since 1970. `machine`: a host name, or "" for a PlanEvent. `detail` is one line."""
+    """`at`: seconds since 1970. `machine`: a host name, or "". `detail`: one line."""
 
     at: float
     kind: EventKind
@@ -33,8 +32,8 @@ class ClusterEvent:
 
 
 LossCause: TypeAlias = Literal["stopped", "machine", "protocol", "dispute", "node", "other"]
-"""Why a serving plan ended: a worker was stopped or revoked, a machine was lost, broke the protocol or contradicts
-another one, a worker's node failed by itself, or anything else."""
+"""Why a serving plan ended: a stopped or revoked worker, a lost machine, a breach or a dispute, a dead node, or
+anything else."""
 PlanCause: TypeAlias = Literal["start", "loss", "plan"]  # the first, or after a lost or serving one
 LOSS_CAUSES: Final[tuple[LossCause, ...]] = get_args(LossCause)
 PLAN_CAUSES: Final[tuple[PlanCause, ...]] = get_args(PlanCause)
@@ -42,8 +41,8 @@ PLAN_CAUSES: Final[tuple[PlanCause, ...]] = get_args(PlanCause)
 
 @dataclass(slots=True)
 class PlanHistory:
-    """Counts since the master started. `begun`: plans by PLAN_CAUSES; `failed`: plans that never served; `losses`:
-    unplanned ends of plans that served, by LOSS_CAUSES; `recoveries`: seconds from an unplanned end to new service."""
+    """Counts since the master started. `begun`: by PLAN_CAUSES. `failed`: plans that never served. `losses`: unplanned
+    ends, by LOSS_CAUSES. `recoveries`: seconds from a loss to new service."""
 
     begun: list[int] = field(default_factory=lambda: [0] * len(PLAN_CAUSES))
     failed: int = 0
@@ -53,7 +52,7 @@ class PlanHistory:
 
 @dataclass(eq=False)
 class History:
-    """One thread reports events; any thread may read `events` and `so_far`. `wall` returns seconds since 1970."""
+    """One thread reports events; others may read `events`, `so_far`. `wall`: seconds since 1970."""
 
     _roster: Roster
     _wall: Callable[[], float]
@@ -84,7 +83,7 @@ class History:
                 self._add("revoked", _called(seen))
 
     def started_again(self) -> str:
-        """Notes that this master continues answers of an earlier one. Returns what to tell clients."""
+        """Notes that earlier answers go on. Returns the words for clients."""
         self._members, self._loss = None, "the master was restarted"
         return self._loss
 
@@ -114,7 +113,7 @@ class History:
         self._add("recovered", detail=f"after {format_seconds(took_s)}")
 
     def lost(self, failure: Failure, members: Collection[str], now: float, *, breached: bool = False) -> None:
-        """Notes an unplanned end of the latest plan. `members`: its workers; `breached`: one broke the protocol."""
+        """Notes an unplanned end of a plan. `members`: its workers. `breached`: by a breach."""
         if self._answers:
             self.so_far.losses[LOSS_CAUSES.index(_cause(failure, breached))] += 1
         else:
@@ -127,7 +126,7 @@ class History:
         self._say(failure.error)
 
     def failed(self, error: TpiedgeError, *, serves: bool) -> None:
-        """Notes that a plan failed before its nodes started. `serves`: another plan serves meanwhile."""
+        """Notes a plan's failure before its start. `serves`: another plan serves."""
         self.so_far.failed += 1
         self._add("plan failed", detail=str(error))
         if not serves:

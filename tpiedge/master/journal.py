@@ -1,12 +1,12 @@
 """One accepted request: its events for the thread that submitted it, and its answer so far for the next epoch.
 
 Laws:
-1. A token, a score and an embedding are passed on once and in order, even if several epochs repeat them.
-2. The next epoch continues prompt and answer exactly: a random number depends only on the seed and the token's position
+1. A token, a score and an embedding are passed on once and in order, even if epochs repeat them.
+2. The next epoch continues the answer exactly. A random number depends only on the seed and the token's position
    (`engine/sampler.py`).
 3. A request is quarantined after QUARANTINE_AFTER deaths of nodes (`died` in `blame.py`) in a row without progress. It
-   is poison after POISON_AFTER deaths, if it ran alone at one of them. A death after a single event counts as a third
-   of one, because such an event shows only that the prompt was read."""
+   is poison after POISON_AFTER deaths, if it ran alone at one of them. A death after a single event counts as a third:
+   that event shows only that the prompt was read."""
 
 import queue
 from collections.abc import Callable, Iterable, Iterator
@@ -24,7 +24,7 @@ POISON_AFTER: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Paused:
-    """The answer pauses; `why` is one line. Sent again when the reason changes."""
+    """The answer pauses. Sent again when the reason changes."""
 
     why: str
 
@@ -38,7 +38,7 @@ class Resumed:
 
 @dataclass(frozen=True, slots=True)
 class Resubmitted:
-    """Marks the first time that this master asks rank 0 for the rest of an earlier master's answer."""
+    """Says that rank 0 now finishes an earlier master's answer."""
 
 
 AnswerEvent: TypeAlias = AnswerPart | Paused | Resumed | Resubmitted | Reading | Finished
@@ -48,8 +48,8 @@ RequestState: TypeAlias = Literal["queued", "reading", "answering", "paused"]
 
 @dataclass(frozen=True, slots=True)
 class RequestLine:
-    """State of one request, accepted `age_s` ago (None: by an earlier master). `tokens_per_s`: the rate since the first
-    token, pauses included (0: unknown). `paused_s` and `why` describe the current pause."""
+    """State of one request. `age_s`: None if an earlier master accepted it. `tokens_per_s`: since the first token; 0:
+    unknown. `paused_s`, `why`: the current pause."""
 
     id: str
     state: RequestState
@@ -67,7 +67,7 @@ class RequestLine:
 
 @dataclass(eq=False)
 class PendingAnswer:
-    """A request in a queue; hold the queue's lock except for `events`, `set_has_reader`, `cancel`, `complete`."""
+    """A request in a queue. Without the queue's lock, call only `events`, `set_has_reader`, `cancel`, `complete`."""
 
     request: GenerationRequest
     client: str
@@ -97,7 +97,7 @@ class PendingAnswer:
     _events: "queue.Queue[_Event]" = field(default_factory=queue.Queue)
 
     def events(self) -> Iterator[AnswerEvent]:
-        """Yields events up to Finished; blocks for each. Raises the request's error. If closed, cancels the request."""
+        """Yields events up to Finished; blocks. Raises the request's error. Closing cancels the request."""
         ended = False
         try:
             while not ended:
@@ -168,14 +168,14 @@ class PendingAnswer:
         self.interrupted(now, "restart")
 
     def interrupted(self, now: float, cause: PauseCause) -> None:
-        """Notes that the request's epoch ended or the request was preempted. An earlier pause goes on."""
+        """Notes the epoch's end, or a preemption. An earlier pause goes on."""
         self.interruptions += 1
         self._passed_on = 0
         if self.paused is None:
             self.paused, self.paused_by = now, cause
 
     def died(self, *, alone: bool) -> None:
-        """Notes that a node died in this epoch. Call it before `interrupted`. `alone`: no other request ran."""
+        """Notes that a node died. Call it before `interrupted`. `alone`: no other request ran."""
         if self._passed_on <= 1:
             self._thirds += 3 if self._passed_on == 0 else 1
             self._alone |= alone
@@ -221,7 +221,7 @@ class PendingAnswer:
         )
 
     def read(self, done_tokens: int, now: float) -> None:
-        """Notes that `done_tokens` of the prompt are computed; tells the reader unless the answer pauses."""
+        """Notes how much of the prompt is computed; tells the reader."""
         if self.reading and self.progress.update(done_tokens, now) and self.paused is None:
             reading = self.progress.reading(self.positions)
             if reading is not None:
@@ -233,7 +233,6 @@ class PendingAnswer:
         self._events.put(event)
 
     def pause(self, why: str) -> None:
-        """Tells the reader `why` the answer pauses, unless the last event said the same."""
         if why != self._told:
             self.put(Paused(why))
             self._told = why

@@ -1,5 +1,5 @@
-"""Plans for the loss of each serving worker, and predictions for one machine less or more. While an epoch serves,
-machines fetch the shards that they need in these plans."""
+"""Plans for the loss of each serving worker, and predictions for one machine less or more. Machines fetch the plans'
+shards ahead."""
 
 import logging
 import math
@@ -22,7 +22,7 @@ PlaceNodes: TypeAlias = Callable[[tuple[Machine, ...], tuple[str, ...]], Assignm
 
 
 def plan_safely(plan: PlaceNodes, machines: Sequence[Machine], serving: tuple[str, ...]) -> Assignments:
-    """Makes the plan. An exception of the planner becomes the reason why there is no plan."""
+    """Makes the plan. An exception becomes the reason for no plan."""
     try:
         return plan(tuple(machines), serving)
     except Exception as error:
@@ -33,7 +33,7 @@ def plan_safely(plan: PlaceNodes, machines: Sequence[Machine], serving: tuple[st
 
 @dataclass(eq=False)
 class LossPlans:
-    """Plans for losses; for the control thread. Nothing blocks: `send(message, machine)` sends without waiting."""
+    """Plans for losses. Nothing blocks: `send(message, machine)` does not wait."""
 
     _plan: PlaceNodes
     _send: Callable[[Prefetch, str], None]
@@ -53,8 +53,7 @@ class LossPlans:
             self.reports[machine] = structs.replace(message, complete=message.complete and bool(told.shares))
 
     def plan_next(self, machines: Sequence[Machine], serving: Sequence[str], own_bytes: int) -> None:
-        """Makes one of the missing plans; after the last plan, sends orders to the plannable `machines`. `own_bytes`:
-        the master's memory."""
+        """Makes one missing plan; finally sends orders. `own_bytes`: the master's memory."""
         facts = [(one.name, one.offer, one.link, one.slowdown) for one in machines], tuple(serving), own_bytes
         if facts != self._facts:
             self._facts = facts
@@ -88,9 +87,8 @@ class LossPlans:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """Predicted seconds per token: `now_s` now, `then_s` after a machine left or came (None: no plan). `machines`: how
-    many have a part then; `why`: the reason for no plan. `takes_part`: whether the machine that left or came has a
-    part."""
+    """Predicted seconds per token: `now_s` now, `then_s` after a machine left or came; None without a plan. `why`: the
+    reason for no plan. `machines`: with a part then. `takes_part`: whether that machine has a part."""
 
     now_s: float | None
     then_s: float | None
@@ -100,8 +98,7 @@ class Forecast:
 
 
 def what_if(place: PlaceNodes, machines: Sequence[Machine], name: str) -> Forecast:
-    """Compares the plan of all `machines` with the plan without `name`. If `name` is "", the second plan has one more
-    machine, like the last."""
+    """Compares plans with and without `name`; if that is "", with one more machine."""
     another = replace(machines[-1], name="another", place=math.inf)
     others = [one for one in machines if one.name != name] if name else [*machines, another]
     now, then = (plan_safely(place, some, ()) for some in (machines, others))

@@ -1,7 +1,5 @@
-"""The master of a cluster.
-
-Its control thread owns the hub and decides everything; other threads submit requests and read snapshots. Messages
-change the roster and the sessions (`session_manager`); then `reconciler` plans and switches."""
+"""The master of a cluster. Its control thread owns the hub and decides everything. Other threads submit requests and
+read snapshots."""
 
 import logging
 import math
@@ -50,7 +48,7 @@ FLOOD: Final = 3000  # messages between two heartbeats with which a peer breaks 
 
 
 class Master:
-    """Owns rank 0's processes; the caller closes the hub. All methods but `turn` are thread-safe."""
+    """Owns rank 0's processes, not the hub. Thread-safe, but for `turn`."""
 
     def __init__(
         self,
@@ -67,7 +65,7 @@ class Master:
         recovery_grace_s: float = RECOVERY_GRACE_S,
         prefetch: bool = True,  # machines fetch the shards that plans for losses need
     ) -> None:
-        """`known`: workers admitted earlier, in order. Requests wait for lost machines for `recovery_grace_s`."""
+        """`known`: workers admitted earlier, in order. `recovery_grace_s`: how long requests wait for lost machines."""
         timing = timing or Timing()
         roster = self._roster = Roster(timing.timeout_s, known)
         send = self._send = partial(send_if_connected, hub)
@@ -95,7 +93,7 @@ class Master:
         self._thread = threading.Thread(target=self._run, name="control", daemon=True)
 
     def start(self, first_epoch: int) -> None:
-        """Starts the control thread. `first_epoch` must be above all earlier epochs under this key."""
+        """Starts the control thread. `first_epoch` must exceed earlier epochs under this key."""
         self._sessions.number = first_epoch - 1
         self._thread.start()
 
@@ -108,7 +106,7 @@ class Master:
         return self.requests.submit(request, client, has_reader=has_reader)
 
     def resume(self, request: GenerationRequest, said: Sequence[AnswerPart]) -> PendingAnswer:
-        """Resumes an earlier master's request like after a loss. Call it before `start`, in the requests' order."""
+        """Resumes an earlier master's request. Call it before `start`, in order."""
         return self.requests.resume(request, said, self._reconciler.served_before())
 
     @property
@@ -116,8 +114,7 @@ class Master:
         return self._reconciler.status
 
     def observe(self, *, timeline: bool = False) -> ClusterStatus:
-        """Returns `status` with histograms. For a while nodes report counters, with `timeline` also steps. Never
-        blocks."""
+        """Returns `status` with histograms; has nodes report counters. Never blocks."""
         self._order(lambda: self._sessions.observe(timeline=timeline))
         return replace(self.status, histograms=self.requests.histograms)
 
@@ -132,7 +129,6 @@ class Master:
         return self._reconciler.history.events
 
     def usable(self) -> Future[tuple[Machine, ...]]:
-        """Returns a future: the machines that plans may have at the control thread's next turn."""
         found: Future[tuple[Machine, ...]] = Future()
         self._order(lambda: found.set_result(tuple(self._reconciler.selection.able())))
         return found
@@ -141,7 +137,7 @@ class Master:
         self._order(lambda: self._remove_worker(name))
 
     def drain_worker(self, name: str) -> Future[str]:
-        """Takes the worker out of plans. The future gets the worker's name, or CannotDrain; callers may cancel it."""
+        """Takes the worker out of plans. The future gets the worker's name, or CannotDrain."""
         ordered: Future[str] = Future()
         self._order(lambda: self._reconciler.drain(name, ordered))
         return ordered
@@ -158,7 +154,7 @@ class Master:
         self.requests.close(NotServing("the master is shutting down"))
 
     def close(self) -> None:
-        """Ends every node; remaining requests fail. Idempotent. Blocks for up to 30 s, then raises InternalError."""
+        """Ends every node; requests fail. Idempotent. Blocks for up to 30 s, then raises InternalError."""
         self._closing.set()
         self._hub.wake()
         if not self._thread.is_alive():
@@ -169,7 +165,7 @@ class Master:
             raise InternalError("the control thread did not end within 30 s")
 
     def turn(self) -> None:
-        """Handles messages, then does what is due, in the control thread. Blocks until the next heartbeat at most."""
+        """Handles messages and due work. Blocks until the next heartbeat at most."""
         try:
             self._hear(self._beat)
         except EndpointClosed:
@@ -184,7 +180,7 @@ class Master:
         self._reconciler.reconcile()
 
     def _hear(self, until: float) -> None:
-        """Waits for a message until heartbeats are due at `until`, then handles all messages. Raises EndpointClosed."""
+        """Raises EndpointClosed."""
         for name in self._registrar.finish_joins():
             self._roster.expect(name)
         self._hear_one(max(0.0, until - self._clock.now()))
@@ -278,7 +274,6 @@ class Master:
         self._send(probing.next_probe(now), name)
 
     def _look_at_links(self) -> None:
-        """Drops machines that have had no connection since the last heartbeat, unless they may be reconnecting."""
         now, before, self._cut_off = self._clock.now(), self._cut_off, {}
         for one in self._roster.present:
             if self._hub.is_connected(one.name):
@@ -290,7 +285,7 @@ class Master:
                 self._drop_peer(one.name, "its process ended or its connection broke")
 
     def _broke_protocol(self, peer: str, cause: str) -> None:
-        """Drops the peer and its connection; leaves a worker out of plans for a while."""
+        """Drops the peer; leaves a worker out of plans for a while."""
         rank, number = node_of(peer)
         epoch = self._sessions.epoch(number)
         if rank is None and self._roster.get(peer) is not None:

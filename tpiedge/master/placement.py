@@ -17,9 +17,9 @@ OWN_NAME = "master"
 
 @dataclass
 class NodePlacement:
-    """Plans for the machines that are present. `own` returns the current offer of the master's machine, with `threads`
-    threads. `weights` (--shares) are relative shares, the master's first, then the workers' by admission; a plan waits
-    for that many machines. Only a clearly faster plan replaces the serving plan."""
+    """Plans for the machines that are present. `own` returns the master machine's offer. `weights`: --shares, first the
+    master's, then by admission. A plan waits for as many machines. Only a clearly faster plan replaces the serving
+    plan."""
 
     model: ModelFacts
     own: Callable[[], prediction.MachineFacts]
@@ -62,7 +62,7 @@ class NodePlacement:
     def _kept(
         self, there: tuple[Machine, ...], serving: tuple[str, ...], best: Allocation, *, fewer: bool
     ) -> Allocation | None:
-        """Returns the serving plan if it lacks only new machines and takes at most 1.1 times the time of `best`."""
+        """Returns the serving machines' plan, if nearly as fast as `best`."""
         if self.weights is not None or not serving or not fewer or len(there) < len(serving):
             return None
         kept = self._allocate(there)
@@ -119,14 +119,14 @@ class NodePlacement:
 
 
 def fill_slots(count: int, machines: Sequence[Machine]) -> list[Machine]:
-    """Returns a machine for each of `count` slots of --shares: its owner, or the next machine that owns none."""
+    """Returns each slot's machine: its owner, or a machine that owns none."""
     owners = {one.place: one for one in machines if one.place < count}
     others = (one for one in machines if one.place >= count)
     return [owners.get(slot) or next(others) for slot in range(count)]
 
 
 def _ffn_seconds(model: ModelFacts, share: NodeShare, speed: float) -> float:
-    """Returns Assignment.ffn_s, with a block's fixed cost: 0.1 to 0.5 MB of weights (measured on 0.04 to 0.4 MB)."""
     if not share.ffn or speed <= 0:
         return 0.0
+    # The fixed cost is 0.1 to 0.5 MB of weights (measured on 0.04 to 0.4 MB).
     return (layer_bytes(model, NodeShare(Share(0, 0), share.ffn)) + (1 << 18)) / speed

@@ -1,7 +1,7 @@
 """Makes plans, and begins, switches and ends sessions for them.
 
-When one session takes the place of another, by plan (`switching.py`) or after a loss, requests pause and go on in the
-next session. If no session can serve, requests wait for the recovery grace; then all requests fail or are refused."""
+When a session replaces another, requests pause and go on in the new one. Without a session, requests wait for the
+recovery grace, then fail."""
 
 import logging
 import math
@@ -42,13 +42,13 @@ class NotServing(PeerError):
 
 
 class CannotDrain(TpiedgeError):
-    """The worker is away, or the others cannot serve without it. Nothing was changed."""
+    """The worker is away, or is needed to serve. Nothing was changed."""
 
 
 @dataclass(eq=False)
 class Reconciler:
-    """Belongs to the control thread; any thread may read `status`, `hopeless` and `not_serving`. Only the start and end
-    of rank 0's processes block. `tell(message, machine)` sends without waiting."""
+    """Belongs to the control thread; any thread may read `status`, `hopeless`, `not_serving`. Only rank 0's start and
+    end block. `tell(message, machine)` does not wait."""
 
     _clock: Clock
     plan: InitVar[PlaceNodes]
@@ -79,7 +79,7 @@ class Reconciler:
         self.status = ClusterStatus(False, self._reason, (), 0, 0)
 
     def served_before(self) -> str:
-        """Lets requests of an earlier master wait for machines. Returns what to tell their readers."""
+        """Lets an earlier master's requests wait. Returns the words for their readers."""
         self._served = True
         return self.history.started_again()
 
@@ -91,7 +91,7 @@ class Reconciler:
         self._known = None
 
     def drain(self, name: str, ordered: Future[str]) -> None:
-        """Takes the worker out of plans if the others can serve. `ordered` gets the worker's name, or CannotDrain."""
+        """Takes the worker out of plans. `ordered` gets the worker's name, or CannotDrain."""
         if not ordered.set_running_or_notify_cancel():
             return
         machine = self._roster.get(name)
@@ -154,7 +154,7 @@ class Reconciler:
         self._publish()
 
     def _is_due(self, now: float) -> bool:
-        """Whether the roster changed, and this was 2 s ago or no worker arrived in the last 0.3 s."""
+        """Whether a roster change is 2 s old, or 0.3 s without arrivals."""
         if self._known == self._roster.generation:
             return False
         if self._changed is None:
@@ -163,7 +163,6 @@ class Reconciler:
         return now - self._changed >= 2.0 or now >= newest + 0.3
 
     def _switch(self, coming: Session, serving: Session | None, now: float) -> None:
-        """Replaces the serving session by the coming session if that is due, once rank 0 has halted."""
         if not self._switching.due(coming, serving, self._own_bytes, now):
             return
         snapshot = None
@@ -181,7 +180,7 @@ class Reconciler:
             self._notify()  # workers that the plan leaves out had a part until now
 
     def _look_for_slow(self) -> None:
-        """Leaves overdue workers out of plans until the others serve. Then overdue workers go on fetching."""
+        """Leaves overdue workers out of plans until the others serve."""
         coming, slow = self._sessions.coming, self.selection.slow
         if self._sessions.ready:
             slow = frozenset()
@@ -233,7 +232,6 @@ class Reconciler:
         self._notify()
 
     def _notify(self) -> None:
-        """Tells workers without a part the reason; tells them again when the reason's kind changes."""
         reasons = {**self._spare, **self.selection.excluded()}
         busy = {name for session in self._sessions.active for name in session.machines}
         told, self._told = self._told, {}
@@ -245,7 +243,6 @@ class Reconciler:
                     self._tell(Spare(0, reason.kind, sanitised_line(reason.why)), one.name)
 
     def _apply(self, found: Assignments) -> None:
-        """Ensures that a session with these assignments serves or is coming, or sets when to try again."""
         serving, coming, assignments = self._sessions.serving, self._sessions.coming, found.assignments
         if serving is not None and serving.assignments == assignments:
             self._sessions.abandon()
@@ -277,7 +274,6 @@ class Reconciler:
             pass
 
     def _end(self, session: Session, failure: Failure) -> None:
-        """Ends a session that failed, and makes a new plan due at once."""
         error, served = failure.error, session is self._sessions.serving
         _log.debug("epoch %d ended: %s", session.number, type(error).__name__)
         _log.warning("%s: %s", "stopped serving" if served else "the new plan failed", error)
@@ -298,7 +294,6 @@ class Reconciler:
             self._failures += not self._sessions.ready
 
     def _attribute(self, session: Session, failure: Failure) -> None:
-        """Attributes a session's end to a worker, or else to the master's node. Lost machines are noted already."""
         now = self._clock.now()
         if failure.disputed:
             _log.warning("all-reduces go by the star for a while: two workers contradict each other")

@@ -2,13 +2,12 @@
 
 Laws:
 1. An accepted request ends exactly once: with Finished, or with an error.
-2. Clients are scheduled fairly (`fair_scheduler.py`); requests of one client start in order. A request without a
-   reader starts after all others, and is preempted for one with a reader.
-3. When an epoch ends, its requests go on in the next epoch, before requests that never ran.
+2. Clients are scheduled fairly (`fair_scheduler.py`); requests of one client start in order. A request without a reader
+   starts last, and is preempted for one with a reader.
+3. When an epoch ends, its requests go on in the next epoch, before new requests.
 4. The waiting request with most `deaths` starts first. A quarantined request (`journal.py`) runs alone; while it waits,
-   no new request starts. So a request that kills nodes fails alone.
-5. A request with a grammar starts once the grammar is compiled. Clients are charged for the processor time of grammars.
-"""
+   no new request starts.
+5. A request starts once its grammar is compiled. Clients are charged for compile time."""
 
 import math
 import threading
@@ -48,7 +47,7 @@ _FAULTS: Final = {kind.__name__: kind for kind in (UserError, GrammarRefused, Ch
 
 
 class QueueFull(TpiedgeError):
-    """The client has too many waiting requests; it may try again after `retry_after_s`."""
+    """The client has too many waiting requests. It may retry after `retry_after_s`."""
 
     def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
         super().__init__(message)
@@ -63,9 +62,9 @@ class Dismissed(Cancelled):
 @dataclass(eq=False)
 class RequestQueue:
     """Up to `limit` requests of a client, and twice as many of all clients, may wait; interrupted requests do not
-    count. Up to `parallel` run. Ids must differ. Thread-safe; nothing blocks. `on_cancel(id)` stops a running request
-    and must not call back; `on_submit()` follows each accepted request. At most `compiles` (a number) grammars are
-    compiled at a time."""
+    count. Up to `parallel` run. Up to `compiles` (a number) grammars are compiled at a time. Ids must differ.
+    Thread-safe; nothing blocks. `on_cancel(id)` stops a running request and must not call back. `on_submit()` follows
+    acceptance."""
 
     limit: InitVar[int]
     _parallel: int
@@ -113,7 +112,7 @@ class RequestQueue:
             return (*running, *(one.line(now, running=False) for one in self._waiting))
 
     def dismiss(self, name: str) -> bool:
-        """Ends the request `name` early, with Dismissed. Returns whether there is such a request."""
+        """Ends a request with Dismissed. Returns whether the request exists."""
         with self._lock:
             found = [one for one in (*self._running.values(), *self._waiting) if one.request.id == name]
             for one in found:
@@ -144,7 +143,7 @@ class RequestQueue:
         return answering
 
     def postpone(self, count: int, client: str) -> None:
-        """Counts requests that the client will submit later; a negative `count` withdraws some. Raises QueueFull."""
+        """Counts later requests; a negative `count` withdraws some. Raises QueueFull."""
         with self._lock:
             if count < 0:
                 self._postponed.release(client, -count)
@@ -153,8 +152,8 @@ class RequestQueue:
                 raise self._full(choices, self._postponed.used_by(client))
 
     def resume(self, request: GenerationRequest, said: Sequence[AnswerPart], why: str) -> PendingAnswer:
-        """Accepts a request of an earlier master, which passed `said` on. The first event is a pause because of `why`;
-        Resubmitted comes when rank 0 is asked. Call it before `submit`. Raises the error of `close`."""
+        """Accepts an earlier master's request, which passed `said` on. `why`: of the first pause. Call it before
+        `submit`. Raises the error of `close`."""
         answering = PendingAnswer(request, "", self._cancelled, self._on_submit, False, recovered=True)
         with self._lock:
             if self._closed is not None:
@@ -167,7 +166,7 @@ class RequestQueue:
         return answering
 
     def prepare(self, compile_next: Callable[[GenerationRequest, str], None]) -> bool:
-        """Passes the next grammar's request and group name to `compile_next`. Returns False if no grammar is next."""
+        """Passes a request and its grammar's group to `compile_next`. Returns False if no grammar is next."""
         with self._lock:
             one = self._compiling.next(self._waiting, self._scheduler)
             if one is None:
@@ -180,8 +179,8 @@ class RequestQueue:
         return True
 
     def start(self, generate: Callable[[GenerationRequest], None]) -> bool:
-        """Passes the next request to `generate`, which must send it to rank 0 without blocking or calling back. Returns
-        False if no request can start; then running requests without a reader may be preempted."""
+        """Passes the next request to `generate`, which must neither block nor call back. Returns False if no request
+        can start."""
         with self._lock:  # held while asking, so that no cancellation overtakes the request
             if len(self._running) >= self._parallel or any(one.quarantined for one in self._running.values()):
                 self._preempt(sum(one.has_reader and self._compiling.may_begin(one) for one in self._waiting))
@@ -240,7 +239,7 @@ class RequestQueue:
 
     @property
     def positions(self) -> tuple[int, float]:
-        """All positions of running requests, and the seconds that another epoch takes to compute them."""
+        """Positions of running requests, and the seconds to compute them again."""
         with self._lock:
             positions = sum(one.positions for one in self._running.values())
             return positions, self._rate.token_s * positions
@@ -248,8 +247,8 @@ class RequestQueue:
     def interrupt(
         self, why: str, lost: TpiedgeError | None = None, since: float | None = None, *, died: bool = False
     ) -> None:
-        """Ends the epoch of running requests, because of a plan or, if `lost` is given, a loss. If a node `died`,
-        poison requests (`journal.py`) fail with `lost`. `since`: when the requests began to pause (None: now)."""
+        """Ends the running requests' epoch. `lost`: the loss, if any. `died`: a node died; poison requests fail with
+        `lost`. `since`: start of the pause."""
         with self._lock:
             running, now = list(self._running.values()), self._now() if since is None else since
             going_on = [one for one in running if not self._finish_if_complete(one)]
@@ -270,7 +269,7 @@ class RequestQueue:
             self._waiting = deque(sorted([*going_on, *self._waiting], key=lambda one: -one.deaths))
 
     def pause(self, why: str, since: float) -> None:
-        """Pauses running requests although their epoch goes on, and tells their readers `why`."""
+        """Pauses running requests without an end of their epoch. `why`: for readers."""
         with self._lock:
             for one in self._running.values():
                 if one.paused is None:
@@ -278,7 +277,7 @@ class RequestQueue:
                 one.pause(why)
 
     def explain(self, why: str, *, serving: bool) -> None:
-        """Tells readers `why` requests pause and, unless the cluster is `serving`, `why` requests do not begin."""
+        """Tells readers `why` requests pause or, unless `serving`, do not begin."""
         with self._lock:
             for one in (*self._running.values(), *self._waiting):
                 if one.paused is None:
@@ -325,7 +324,7 @@ class RequestQueue:
         return error.with_traceback(None)  # one error, raised often, would lengthen its traceback
 
     def _next(self) -> PendingAnswer | None:
-        """Picks the request that starts. Requests that ran before are picked first, in order."""
+        """Picks the request that starts. Interrupted requests are picked first."""
         quarantined = [one for one in self._waiting if one.quarantined]
         if not self._running and quarantined:
             return quarantined[0]
@@ -338,7 +337,6 @@ class RequestQueue:
         return self._scheduler.pick(able, self._running.values(), self._waiting)
 
     def _preempt(self, awaited: int) -> None:
-        """Preempts the latest running requests without a reader, if `awaited` waiting requests lack places."""
         missing = awaited - sum(one.preempted or one.unwanted for one in self._running.values())
         absent = (one for one in reversed(self._running.values()) if not one.has_reader)
         able = [one for one in absent if not (one.preempted or one.unwanted or one.quarantined)]
@@ -375,7 +373,7 @@ class RequestQueue:
             self._rate.stop(self._now())
 
     def _finish(self, message: control.Finished, answering: PendingAnswer) -> None:
-        """Ends a running request as rank 0 says; fails it if tokens are missing. A preempted request waits again."""
+        """Ends a running request; fails it without all tokens. A preempted request waits again."""
         cancelled = message.reason == "cancel"
         if cancelled and answering.preempted and not answering.unwanted:
             if not self._finish_if_complete(answering):
@@ -414,7 +412,7 @@ class RequestQueue:
         return True
 
     def _fail(self, failed: Sequence[PendingAnswer], error: TpiedgeError) -> None:
-        """Fails requests. If the caller has the whole answer, the request counts as finished."""
+        """Fails requests. A request with its whole answer counts as finished."""
         for answering in failed:
             self._leave(answering)
         whole = sum(answering.whole for answering in failed)

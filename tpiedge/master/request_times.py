@@ -1,5 +1,5 @@
-"""Latencies, lengths and reading rates of requests. Latencies include pauses, because readers wait. Times that began
-under an earlier master are not counted, nor are latencies and lengths of failed or cancelled requests. Pure."""
+"""Latencies (with pauses), lengths and reading rates of requests. Pure. Times under an earlier master do not count, nor
+those of failed or cancelled requests."""
 
 from bisect import bisect_left
 from collections import deque
@@ -20,7 +20,7 @@ LENGTHS: Final = tuple(float(digit * 10**exponent) for exponent in range(6) for 
 
 @dataclass(slots=True)
 class Histogram:
-    """`counts[i]` values were above `bounds[i - 1]` and at most `bounds[i]`; the last count is of larger values."""
+    """`counts[i]` values were above `bounds[i - 1]`, at most `bounds[i]`; the last were larger."""
 
     bounds: tuple[float, ...] = SECONDS
     counts: list[int] = field(init=False)
@@ -36,8 +36,8 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Requests and tokens since the master started. `cut` of the `finished` requests reached max_tokens. Refused
-    requests are in no other count. `resumed` counts pauses that ended, `paused_s` sums their seconds."""
+    """Requests and tokens since the master started. `cut`: reached max_tokens. `refused` requests are in no other
+    count. `resumed`: ended pauses. `paused_s`: their seconds."""
 
     finished: int = 0
     failed: int = 0
@@ -53,7 +53,7 @@ class Totals:
 
 @dataclass(eq=False, slots=True)
 class Timeline:
-    """Times of acceptance, first start, first and latest token. None: not reached, or under an earlier master."""
+    """Times of acceptance, first start, first and latest token, under this master."""
 
     accepted: float | None = None
     started: float | None = None
@@ -63,9 +63,9 @@ class Timeline:
 
 @dataclass(slots=True)
 class RequestHistograms:
-    """Seconds and tokens since the master started. `queue`: from acceptance to start; `first_token`: from acceptance to
-    first token; `prefill`: from start to first token; `decode`: from the first token to the last; `latency`: from
-    acceptance to the end; `per_token`: an answer's mean gap; `pauses`: ended pauses, by cause. Not thread-safe."""
+    """Seconds and tokens since the master started. Not thread-safe. `queue`: from acceptance to start. `first_token`:
+    from acceptance. `prefill`: from start to first token. `decode`: from first to last token. `latency`: from
+    acceptance to the end. `per_token`: mean gap. `pauses`: by cause."""
 
     queue: Histogram = field(default_factory=Histogram)
     first_token: Histogram = field(default_factory=Histogram)
@@ -107,7 +107,7 @@ class RequestHistograms:
 
 
 class ReadingRate:
-    """Rate at which the cluster reads prompts: one or more prompts between `start` and `stop`."""
+    """Rate at which prompts are read, between `start` and `stop`."""
 
     def __init__(self) -> None:
         self._since: float | None = None
@@ -127,7 +127,7 @@ class ReadingRate:
         self._tokens += tokens
 
     def stop(self, now: float) -> None:
-        """Notes that no prompt is read any more. Ignores a time with fewer than 64 tokens: most of it was waiting."""
+        """Ignores less than 64 tokens: mostly waiting."""
         if self._since is not None and self._tokens >= 64:
             self._rates.append((now - self._since) / self._tokens)
         self._since = None
@@ -135,8 +135,7 @@ class ReadingRate:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """`done_tokens` of a prompt's `of_tokens` are computed; at the rate `tokens_per_s` the other tokens take `left_s`
-    (None: unknown)."""
+    """Progress with a prompt: `done_tokens` of `of_tokens`. `left_s`: seconds for the rest."""
 
     done_tokens: int
     of_tokens: int
@@ -145,7 +144,7 @@ class Reading:
 
 
 class ReadingProgress:
-    """Progress of one prompt in one epoch. The rate omits tokens before the first report: they may be cached."""
+    """Progress of one prompt in one epoch. The first report starts the rate."""
 
     def __init__(self) -> None:
         self._done = self._before = 0
@@ -153,7 +152,7 @@ class ReadingProgress:
         self._last = 0.0
 
     def update(self, done_tokens: int, now: float) -> bool:
-        """Returns whether more tokens are computed than at the report before; False for the first report."""
+        """Returns whether more tokens are computed; False for the first report."""
         if self._begun is None:
             self._begun, self._last = now, now
             self._before = self._done = done_tokens

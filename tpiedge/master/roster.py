@@ -1,7 +1,7 @@
 """The machines of a cluster as the master knows them. Pure.
 
-A machine is present from its Offer until it is lost. Up to GONE absent machines are remembered: those heard from last.
-A machine stays drained until its agent is started anew (another nonce) or the drain is undone."""
+A machine is present from its Offer until it is lost. The last GONE absent machines are remembered. A machine stays
+drained until its agent starts anew (another nonce), or the drain is undone."""
 
 import logging
 import math
@@ -48,7 +48,7 @@ class Machine:
 
 
 class Roster:
-    """The workers in the order of their admission. `known`: names that an earlier master admitted."""
+    """The workers, in order of admission. `known`: names admitted earlier."""
 
     def __init__(self, timeout_s: float, known: Sequence[str] = ()) -> None:
         self._timeout_s = timeout_s
@@ -69,7 +69,7 @@ class Roster:
         return self._machines.get(name)
 
     def expect(self, name: str) -> int:
-        """Returns the place of an admitted machine; a new machine gets the next place."""
+        """Returns an admitted machine's place; a new machine gets the next."""
         return self._places.setdefault(name, max(self._places.values(), default=-1) + 1)
 
     def offered(self, name: str, offer: Offer, now: float) -> None:
@@ -90,7 +90,7 @@ class Roster:
         self._machines[name] = replace(known, offer=offer, heard=now)
 
     def note_alive(self, name: str, now: float) -> bool:
-        """Notes a sign of life. Returns False if the machine must make its offer."""
+        """Notes a sign of life. Returns False if an offer is needed."""
         machine = self._machines.get(name)
         if machine is None or not machine.present:
             return False
@@ -103,7 +103,7 @@ class Roster:
             self._apply(machine, *step(machine.standing, event, now, fault, cause))
 
     def proved(self, names: Iterable[str]) -> None:
-        """Sets the number of failures in a row to 0, for the workers `names` and for the master's node."""
+        """Resets the failures in a row, for workers `names` and the master's node."""
         self.own = replace(self.own, row=0)
         for name in names:
             machine = self._machines.get(name)
@@ -127,8 +127,8 @@ class Roster:
             self.generation += 1
 
     def slowed(self, shown: Mapping[str, Sequence[float]], now: float) -> None:
-        """Notes speeds that changed twofold or more, at most once in ten minutes: each change pauses answers. `shown`:
-        slowdowns of machines with a part. Other machines return to their measured speed."""
+        """Notes speeds that changed twofold, at most once in ten minutes. `shown`: slowdowns of machines with a part.
+        Other machines return to their measured speed."""
         for one in self.present:
             found = [min(16.0, max(1 / 16, slowdown)) for slowdown in shown.get(one.name, (1.0,))]
             differs = (
@@ -157,7 +157,7 @@ class Roster:
             self.generation += 1
 
     def silent(self, now: float) -> list[tuple[str, str]]:
-        """Returns (name, cause of the loss) for each machine that was silent for too long."""
+        """Returns (name, cause) of each machine that was silent for too long."""
         return [
             (machine.name, f"silent for {now - machine.heard:.1f} s (killed, frozen or cut off)")
             for machine in self.present

@@ -27,8 +27,8 @@ class Selection:
     slow: frozenset[str] = frozenset()  # workers that are overdue while nothing is served
 
     def find(self, without: str = "") -> Assignments:
-        """Makes a plan; `without`: a worker that it must not have. Leaves out waiting and slow workers if possible.
-        Else adds waiting workers, the shortest wait first, and at last slow workers."""
+        """Makes a plan. `without`: a worker to leave out. Waiting workers are used only if necessary, slow workers
+        last."""
         serving = self._sessions.serving.machines if self._sessions.serving is not None else ()
         able = [one for one in self.able() if one.name != without]
         awake = {one.name for one in self.awake(self.serving_on())}
@@ -53,14 +53,14 @@ class Selection:
         return self.awake(())[:_MOST_WORKERS]
 
     def serving_on(self) -> tuple[str, ...]:
-        """Returns the workers of the serving session, or () if it cannot go on."""
+        """Returns the serving session's workers, or () if it cannot go on."""
         serving = self._sessions.serving
         if serving is None or serving.phase is not Phase.READY:
             return ()
         return serving.machines if {one.name for one in self.able()}.issuperset(serving.machines) else ()
 
     def due(self, assignments: Sequence[Assignment]) -> float:
-        """Returns when a plan may begin. A worker that could not prepare a part may keep the part that it serves."""
+        """Returns when a plan may begin."""
         serving = self._sessions.serving
         kept = serving.assignments if serving is not None and self.serving_on() else ()
         found = [self._roster.own.due]
@@ -83,7 +83,7 @@ class Selection:
         return found
 
     def absent(self, spare: Mapping[str, SpareReason]) -> list[str]:
-        """Says which workers a cluster lacks, and why. `spare`: why machines have no part."""
+        """Returns lines on absent workers. `spare`: why machines have no part."""
         small = {name: reason.why for name, reason in spare.items() if reason.kind == "too small"}
         excluded = self.excluded()
         causes = {**small, **{name: one.why for name, one in excluded.items() if one.kind == "excluded"}}

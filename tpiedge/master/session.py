@@ -55,7 +55,7 @@ PHASES: Final[Mapping[Phase, Mapping[Phase, str]]] = {
 
 @dataclass
 class _Preparation:
-    """A worker's progress with its part. `news`: when `done_bytes` last grew; `fetching`: the worker's last report."""
+    """A worker's progress with its part. `news`: when `done_bytes` last grew."""
 
     news: float
     done_bytes: int = -1
@@ -65,7 +65,7 @@ class _Preparation:
 
 @dataclass(eq=False)
 class Session:
-    """Belongs to one thread; nothing blocks. `send(message, peer)` does not wait; `notify` gets news of requests."""
+    """Belongs to one thread; nothing blocks. `send(message, peer)` does not wait. `notify` gets requests' news."""
 
     number: int
     _plan: Assignments
@@ -123,7 +123,6 @@ class Session:
 
     @property
     def proven(self) -> bool:
-        """Whether a request made progress, or the session has served for half a minute."""
         return self.phase is Phase.READY and (self._answered or self.served_s >= 30.0)
 
     @property
@@ -141,7 +140,7 @@ class Session:
         return "fetching" if one.fetching is not None else "prepared" if one.key else "preparing"
 
     def overdue(self) -> set[str]:
-        """Returns workers that had no progress for 20 s, or still need over 10 s; no worker in the first 2 s."""
+        """Returns workers that stand still for 20 s or still need over 10 s."""
         if self.phase is not Phase.PREPARING or self._clock.now() - self._begun < 2.0:
             return set()
         left_s = {
@@ -156,8 +155,8 @@ class Session:
         self._look_prepared()
 
     def launch(self, root_key: str, overruled: str = "", snapshot: control.KVSnapshot | None = None) -> None:
-        """Starts the workers' nodes. `root_key`: the key of rank 0, which the caller starts; `overruled`: why
-        all-reduces must use the star, or ""; `snapshot`: the previous epoch's KV cache."""
+        """Starts the workers' nodes. `root_key`: rank 0's. `overruled`: why all-reduces use the star, or "".
+        `snapshot`: the previous epoch's KV cache."""
         self._reach(Phase.LAUNCHED)
         self._moved = self._launched = self._clock.now()
         self._overruled = overruled
@@ -206,7 +205,7 @@ class Session:
             )
 
     def generate(self, request: GenerationRequest) -> None:
-        """Sends the request to rank 0. Raises ProtocolError for a value that does not fit its field."""
+        """Sends the request to rank 0. Raises ProtocolError."""
         self._to_node(control.Generate(self.number, request), 0)
         self._watch.add(request.id, self._clock.now())
 
@@ -216,7 +215,7 @@ class Session:
         self._watch.add(request.id, self._clock.now())
 
     def halt(self, following: int, what: KVMoves) -> None:
-        """Stops rank 0, which must leave its KV cache to the epoch `following`."""
+        """Stops rank 0, which keeps its KV cache for the epoch `following`."""
         self.halting, self.halted = following, None
         kept = tuple((one.start, one.stop) for one in what.kept)
         self._to_node(control.Halt(self.number, following, kept, what.stored, what.gathered), 0)
@@ -249,7 +248,7 @@ class Session:
                 self.ask_counters()
 
     def ask_counters(self, *, timeline: bool = False) -> None:
-        """Asks every node for its counters and, with `timeline`, all nodes for the spans of one step."""
+        """Asks every node for counters. `timeline`: also for one step's spans."""
         if self.phase is Phase.READY:
             self._stats_asked = self._clock.now()
             for rank in range(len(self.assignments)):
@@ -259,7 +258,7 @@ class Session:
         return self._counters[rank].counted(self._clock.now())
 
     def slowdowns(self) -> Mapping[str, Sequence[float]]:
-        """Returns workers' slowdowns in the last WINDOWS windows; none if there were fewer. Call it every heartbeat."""
+        """Returns workers' slowdowns in the last WINDOWS windows. Call it every heartbeat."""
         counted = [self.counted(rank) for rank in range(len(self.assignments))]
         latest = {rank: one.latest for rank, one in enumerate(counted) if one is not None}
         self._speeds.update(latest, self._clock.now())

@@ -1,5 +1,5 @@
-"""The serving and the coming session, and the process of the master's own node. Only one session's nodes run at a time:
-rank 0 has one process, and the hub admits no node of an ended session."""
+"""The serving and the coming session, and the master's own node. Only one session's nodes run at a time, because rank 0
+has one process."""
 
 import logging
 from collections.abc import Callable, Iterable
@@ -34,14 +34,14 @@ _WATCHED_S = 5.0
 
 @dataclass(eq=False)
 class RankZero(NodeSlot):
-    """The slot of the master's own node, rank 0 of every epoch. `bootstrap` lacks the fields that each epoch sets."""
+    """The slot of the master's own node. `bootstrap` lacks the epochs' fields."""
 
     bootstrap: NodeBootstrap = field(kw_only=True)
     _say: Callable[[str], None] = _log.warning
     _owns_snapshots: bool = True  # the folder's lock lets only one master run
 
     def insist(self) -> bool:
-        """Offers more memory, because no plan can be made. Returns whether the offer grew."""
+        """Offers more memory if no plan fits; returns whether it grew."""
         before = self.memory_bytes
         self._tell(self.memory.insist(self._usable_memory(), self._clock.now()))
         return self.memory_bytes > before
@@ -52,7 +52,7 @@ class RankZero(NodeSlot):
 
 
 def send_if_connected(hub: ZmqHub, message: Message, to: str) -> None:
-    """Sends without waiting, in the hub's thread; drops a message to a peer that is gone. Raises ProtocolError."""
+    """Sends in the hub's thread; does not wait. Ignores absent peers. Raises ProtocolError."""
     try:
         hub.send(message, to=to, timeout_s=0.0)
     except (Unreachable, EndpointClosed):
@@ -109,7 +109,7 @@ class SessionManager:
             session.drop_machine(machine, cause, intended=intended)
 
     def tick(self, *, own_stall: bool) -> None:
-        """Marks nodes as lost that ended, are stuck or (without `own_stall`) silent; updates memory and speeds."""
+        """Marks ended, stuck and silent nodes as lost; after an `own_stall`, not silent ones."""
         self.rank_zero.weigh()
         serving, now = self.serving, self._clock.now()
         if serving is not None and serving.epoch is not None:
@@ -127,7 +127,7 @@ class SessionManager:
             serving.ask_counters(timeline=timeline)
 
     def observe(self, *, timeline: bool = False) -> None:
-        """Makes `tick` ask nodes for counters for a while and, with `timeline`, for the spans of a step each second."""
+        """Makes `tick` ask for counters. `timeline`: also for a step's spans."""
         if timeline:
             self._watched_until = self._clock.now() + _WATCHED_S
         else:
@@ -151,7 +151,7 @@ class SessionManager:
             self._release(ended)
 
     def switch(self, session: Session, snapshot: KVSnapshot | None = None) -> None:
-        """Replaces the serving session by the prepared one. `snapshot`: the serving session's KV cache."""
+        """Replaces the serving session. `snapshot`: the serving session's KV cache."""
         self.end_serving()
         self.coming, self.serving = None, session
         self._note(WorkerEvent.ENGAGED, session.machines)
@@ -172,11 +172,10 @@ class SessionManager:
         session.launch(keys.public, overruled, snapshot)
 
     def distrust(self, cause: str) -> None:
-        """Makes epochs that begin within STAR_S use the star, because two workers contradict each other (`cause`)."""
         self._dispute, self._star_until = cause, self._clock.now() + STAR_S
 
     def end_serving(self) -> None:
-        """Ends the serving session, if any. Blocks shortly until rank 0 has ended."""
+        """Ends the serving session, if any. Blocks until rank 0 has ended."""
         session, self.serving = self.serving, None
         if session is None:
             return

@@ -23,13 +23,11 @@ from tpiedge.wire.probing import LinkSpeed
 class NodeStatus:
     """One machine of the cluster and its part of the plan.
 
-    A machine without a part has no `rank`, and `spare` is the kind of reason. `why` explains the part, or why there is
-    none. `attention` and `ffn` are half-open intervals of units. `memory_bytes` is the machine's limit, `speed` its
-    bytes of weights per second, `planned_bytes` its node's peak, `disk_bytes` the model's weights on its disk; 0 means
-    unknown. `fetch_total_bytes` is above 0 while the machine fetches. `stocked`: its disk has all shards that it would
-    need after another machine's loss; `not_stocked`: why it cannot fetch these. `counted` is missing unless asked for
-    (Master.observe). `round_trip_s` and `link_bytes_per_s` are those of the link to the master (0: not measured).
-    """
+    `rank`: None without a part; then `spare` is the kind of reason. `why`: explains the part or its absence.
+    `attention`, `ffn`: half-open intervals of units. `memory_bytes`: the limit. `speed`: bytes of weights per second.
+    `planned_bytes`: the node's peak. `disk_bytes`: weights on disk. 0 means unknown. `fetch_total_bytes`: above 0 while
+    fetching. `stocked`: the disk has all shards needed after a loss; `not_stocked`: the obstacle. `counted`: only if
+    asked for (Master.observe). `round_trip_s`, `link_bytes_per_s`: of the link to the master; 0: not measured."""
 
     name: str
     rank: int | None
@@ -67,12 +65,11 @@ _NO_HISTOGRAMS = RequestHistograms()  # made once: each turn of the master makes
 
 @dataclass(frozen=True, slots=True)
 class ClusterStatus:
-    """The whole cluster. `reason` says why it is not ready, or what happened last; `epoch` is 0 before the first plan.
+    """The whole cluster. `reason`: why it is not ready, or the last event. `epoch`: 0 before the first plan.
 
-    `collective` names the all-reduce of a token, `bulk_collective` that of a chunk ("" for one node). `split_shows`:
-    why the last bits of answers may depend on the split, or "". `links` connect workers. `failed` names the thread
-    whose failure ends the master. `histograms` are empty unless asked for (Master.observe).
-    """
+    `collective`: a token's all-reduce; `bulk_collective`: a chunk's; "" for one node. `split_shows`: why last bits
+    depend on the split, or "". `links`: between workers. `failed`: the thread that failed. `histograms`: only if asked
+    for (Master.observe)."""
 
     ready: bool
     reason: str
@@ -104,7 +101,7 @@ def node_statuses(
     prefetched: Mapping[str, Prefetched],
     now: float,
 ) -> tuple[NodeStatus, ...]:
-    """Describes all machines. `spare`: why machines have no part; `prefetched`: reports of their disks."""
+    """Describes all machines. `spare`: why they have no part. `prefetched`: their disks."""
     workers = [
         _worker(one, sessions, spare.get(one.name), prefetched.get(one.name, _UNKNOWN), now)
         for one in roster.machines

@@ -1,9 +1,8 @@
 """Decides when a prepared session replaces the serving session, and which KV cache is taken over.
 
-A faster session takes over once waiting for it has cost as much time as the pause of the switch will cost: so at most
-twice the least possible time is lost, however long answers go on. Keys and values of running requests travel
-(`planner/kv_transfer.py`) if that is faster than to compute them anew. Rank 0 halts first, and goes on if the switch
-does not happen."""
+A faster session takes over once waiting has cost as much time as the switch will. So at most twice the least time is
+lost. Keys and values travel (`planner/kv_transfer.py`) if that is faster than to compute them anew. Rank 0 halts first,
+and goes on if the switch does not happen."""
 
 import logging
 from dataclasses import dataclass
@@ -36,7 +35,7 @@ class Switching:
     _moves: KVMoves | None = None
 
     def due(self, coming: Session, serving: Session | None, own_bytes: int, now: float) -> bool:
-        """Whether the coming session should take over now. `own_bytes`: memory of the master's machine."""
+        """Whether the coming session should take over. `own_bytes`: the master's memory."""
         if coming.phase is not Phase.PREPARED:
             return False
         if serving is None or serving.phase is not Phase.READY or not self._requests.running:
@@ -60,8 +59,8 @@ class Switching:
         return gain <= 0 or gain * (now - self._waiting[1]) >= pause_s
 
     def _plan_transfer(self, serving: Session, coming: Session) -> tuple[KVMoves | None, float]:
-        """Returns (the transfer between the sessions, its predicted seconds), or (None, the seconds to recompute all;
-        0: unknown). A transfer takes at most two minutes, or ten seconds if the time to recompute is unknown."""
+        """Returns (transfer, its seconds), or (None, seconds to recompute; 0: unknown). A transfer takes at most two
+        minutes; ten seconds in the unknown case."""
         (positions, reread_s), head_bytes = self._requests.positions, self._served.kv_head_bytes
         again = None, reread_s
         if serving.phase is not Phase.READY or not positions or not head_bytes:
@@ -74,7 +73,7 @@ class Switching:
         return (found, takes_s) if takes_s <= min(reread_s or 10.0, 120.0) else again
 
     def resume(self, serving: Session | None, coming: Session | None) -> None:
-        """Lets a halted `serving` go on, unless it halted for `coming` and `coming` still is PREPARED."""
+        """Lets a halted session go on, unless it halted for `coming`."""
         if serving is None or not serving.halting or serving.phase is not Phase.READY:
             return
         if coming is None or coming.number != serving.halting or coming.phase is not Phase.PREPARED:

@@ -1,4 +1,4 @@
-"""The states of a worker, and how long it waits after a failure, by the rules of docs/failures.md. Pure."""
+"""The states of a worker, and its waits after failures (docs/failures.md). Pure."""
 
 import math
 from collections.abc import Mapping
@@ -107,7 +107,7 @@ class Standing:
 def step(
     one: Standing, event: WorkerEvent, now: float, fault: Fault = "", cause: str = ""
 ) -> tuple[Standing, tuple[WorkerAction, ...]]:
-    """Returns the worker's new state and what its master must do. `fault` and `cause` describe a failure."""
+    """Returns the new state and actions. `fault`, `cause`: of a failure."""
     to, actions = TRANSITIONS[one.state].get(event, (one.state, ()))
     if event in (_E.DRAINED, _E.UNDRAINED):
         one = replace(one, drained=event is _E.DRAINED)
@@ -125,14 +125,14 @@ def step(
 
 
 def failed(one: Standing, now: float, fault: Fault, cause: str) -> Standing:
-    """Counts a failure. Losses do not count as failures in a row, because a lost machine comes back by itself."""
+    """Counts a failure. Losses are not failures in a row."""
     calm = max(0.0, now - max(one.until, one.failed))
     before = max(0, one.doublings - int(calm // HALVED_S)) if one.doublings else 0
     doublings = min(before + (4 if fault == "breach" else 1), 1 + math.ceil(math.log2(LONGEST_S / FIRST_S)))
     end = now + min(LONGEST_S, FIRST_S * 2.0 ** (doublings - 1))
     if fault == one.fault == "breach" and one.waits(now):
         cause = one.cause  # the first cause says most
-    if fault in ("died", "unfit"):
+    if fault in ("died", "unfit"):  # a lost machine comes back by itself
         due_s = min(LONGEST_DUE_S, 2.0**one.row) if one.row else 0.0
         one = replace(one, row=one.row + 1, due=now + due_s)
     return replace(one, fault=fault, cause=sanitised_line(cause), failed=now, until=end, doublings=doublings)
