@@ -19,12 +19,13 @@ def commit_of(text: str) -> str:
 
 @dataclass
 class Repo:
-    """Files by name. `gated` asks for a token; `denied` refuses even with one."""
+    """Files by name. `gated` asks for a token; `denied` refuses even with one. `architecture`: of its GGUF files."""
 
     files: dict[str, bytes]
     revisions: dict[str, str] = field(default_factory=lambda: {"main": commit_of("first")})
     gated: bool = False
     denied: bool = False
+    architecture: str | None = None
 
     @staticmethod
     def of(folder: Path) -> "Repo":
@@ -36,7 +37,7 @@ class Repo:
     def _sibling(self, name: str, data: bytes) -> dict:
         blob = hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
         found = {"rfilename": name, "size": len(data), "blobId": blob}
-        if name.endswith((".safetensors", ".bin")):
+        if name.endswith((".safetensors", ".bin", ".gguf")):
             sha = hashlib.sha256(data).hexdigest()
             found["lfs"] = {"sha256": sha, "size": len(data), "pointerSize": 134}
         return found
@@ -107,6 +108,8 @@ class _Handler(BaseHTTPRequestHandler):
         if revision not in commits:
             return self._answer(404, b'{"error":"Invalid rev"}', {"x-error-code": "RevisionNotFound"})
         info = {"id": name, "modelId": name, "sha": commits[revision], "siblings": repo.siblings()}
+        if repo.architecture is not None:
+            info["gguf"] = {"architecture": repo.architecture, "total": 1000}
         return self._answer(200, json.dumps(info | {"gated": repo.gated, "tags": []}).encode())
 
     def _bytes(self, hub: Hub, name: str, data: bytes) -> None:

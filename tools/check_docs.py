@@ -124,6 +124,8 @@ def _check_command(line: str) -> Iterator[str]:
     if "--" in words:  # what follows is another program's
         words = words[: words.index("--")]
     known = _all_flags(command) | {"--help"}
+    if command.name == "install":  # what follows the verb of a service is that verb's
+        known |= {flag for word in words if word in cli.commands for flag in _all_flags(cli.commands[word])}
     for flag in _flags(" ".join(words)):
         if flag not in known:
             yield f"`{line}`: tpiedge {command.name} has no flag {flag}"

@@ -40,11 +40,13 @@ _LINKS: Final = (
     ("nodes", "nodes", "any free port", "all-reduces by mesh or two-shot between workers"),
     ("agents", "master", "files", "weights"),
     ("agents", "master", "pairing", "the code of a worker that joins without a token"),
+    ("new", "master", "installation", "HTTP: this installation as a wheel, and its sources"),
     ("agents", "master", "mDNS", "discovery: the address and port of a master with `--announce`"),
 )
 _PROCESSES: Final = """```mermaid
 flowchart LR
     clients
+    new[new machines]
     subgraph workers[each worker machine]
         agents[agent] -. starts .-> forks[fork server] -. forks .-> nodes[node]
     end

@@ -3,7 +3,8 @@
     python tools/vendor_page.py [--write]
 
 manifest.json beside them names each library, its version, its licence and which file of npm's package each of its files
-is. For another version, or another file, change that and say --write, which also writes the hashes.
+is, with what is appended to it. For another version, or another file, change that and say --write, which also writes
+the hashes.
 """
 
 import argparse
@@ -51,7 +52,7 @@ def _compare(folder: Path, write: bool) -> list[str]:
     for library in libraries:
         contents = _files_of(f"{library['package']}@{library['version']}")
         for file in library["files"]:
-            if not _same(folder, file, contents[file["from"]], write):
+            if not _same(folder, file, contents[file["from"]] + file.get("append", "").encode(), write):
                 differing.append(file["path"])
     if write:
         (folder / MANIFEST).write_text(json.dumps(libraries, indent=2) + "\n")

@@ -127,6 +127,13 @@ class Browser:
             self.driver.close()
             self.driver.switch_to.window(tabs[0])
 
+    def downloads_to(self, folder: Path) -> None:
+        self._tell("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(folder))
+
+    def attach(self, selector: str, file: Path) -> None:
+        """Chooses a file in a field that may be hidden."""
+        self.driver.find_element(By.CSS_SELECTOR, selector).send_keys(str(file))
+
     def cut_off(self, *paths: str) -> None:
         """Makes addresses that contain one of `paths` unreachable."""
         self._tell("Network.enable")

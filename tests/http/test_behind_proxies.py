@@ -10,6 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.http.conftest import SECRET
 from tpiedge.api.limits import Limits
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "proxies.md"
@@ -167,6 +168,8 @@ def test_proxies_pass_the_page_and_long_prompts(behind, service):
     client = behind(ONE)
     assert client.get("/v1/models", headers=page).status_code == 200
     assert client.get("/", headers=page).status_code == 200
+    code = client.post("/admin/link", headers={"Authorization": f"Bearer {SECRET}"}).json()["code"]
+    assert client.post("/admin/key", headers={"Authorization": f"Bearer {code}", **page}).status_code == 403
     foreign = {"Origin": "https://evil.example", "Sec-Fetch-Site": "cross-site"}
     assert client.get("/v1/models", headers=foreign).status_code == 403
     long = client.post("/v1/completions", json=BODY | {"prompt": "word " * 600_000})

@@ -95,7 +95,7 @@ def test_admin_cluster_route_returns_the_cluster_state(server):
         ("master", "", "serving"),
         ("w-1", "attic", "serving"),
     ]
-    assert found["machines"][1]["share"] == {"heads": 0.5, "ffn": 0.75}
+    assert found["machines"][1]["share"] == {"work": 0.625, "heads": 0.5, "ffn": 0.75}
     assert found["waiting"] == [{"name": "attic", "address": "192.0.2.7"}]
     assert found["events"] == [{"at": 1.7e9, "kind": "joined", "machine": "attic", "detail": ""}]
     assert found["requests"] == []

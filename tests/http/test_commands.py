@@ -1,6 +1,7 @@
 import json
 from dataclasses import replace
 
+import httpx
 import pytest
 from click.testing import CliRunner
 
@@ -91,7 +92,7 @@ def test_nodes_command_prints_workers_and_pending_ones(command, service):
     service._nodes = NODES
     out = command(nodes)
     assert out.splitlines()[2].split()[:5] == ["w-0123", "0", "serving", "0-1", "0-4"]
-    assert "w-4567 (attic): too slow" in out
+    assert "attic: too slow" in out
     assert "attic (192.0.2.7) waits to join" in out
     assert "\x1b" not in out
 
@@ -117,7 +118,7 @@ def test_nodes_command_approves_and_revokes_workers(tmp_path, command, service):
     assert "attic" in run("approve", "K7Q2").output
     assert service.approved == ["K7Q2"]
     assert run("revoke", "w-0123").output == "w-0123 is revoked\n"
-    assert run("revoke", "attic").output == "w-4567 (attic) is revoked\n"
+    assert run("revoke", "attic").output == "attic (w-4567) is revoked\n"
     assert service.revoked == ["w-0123", "w-4567"]
     assert isinstance(run("revoke", "nobody").exception, UserError)
     assert isinstance(run("approve", "wrong").exception, UserError)
@@ -129,14 +130,14 @@ def test_nodes_command_approves_and_revokes_workers(tmp_path, command, service):
 
 def test_draining_waits_until_the_worker_has_no_part(command, service):
     service._nodes = NODES
-    assert command(nodes, "drain", "attic") == "w-4567 (attic) is drained and may be switched off\n"
+    assert command(nodes, "drain", "attic") == "attic (w-4567) is drained and may be switched off\n"
     assert service._nodes[1].state == "drained"
     assert json.loads(command(nodes, "drain", "w-4567", "--json")) == {
         "name": "w-4567",
         "host": "attic",
         "state": "drained",
     }
-    assert command(nodes, "drain", "attic", "--undo") == "w-4567 (attic) is back in use\n"
+    assert command(nodes, "drain", "attic", "--undo") == "attic (w-4567) is back in use\n"
     assert json.loads(command(nodes, "drain", "attic", "--undo", "--json")) == {"name": "w-4567"}
 
 
@@ -153,11 +154,21 @@ def test_nodes_clear_ends_a_workers_back_off(command, service):
     service._nodes = tuple(
         replace(node, state="left out") if node.name == "w-4567" else node for node in NODES
     )
-    assert command(nodes, "clear", "attic") == "w-4567 (attic) is no longer left out\n"
+    assert command(nodes, "clear", "attic") == "attic (w-4567) is no longer left out\n"
     assert [node.state for node in service.status().nodes if node.name == "w-4567"] == ["spare"]
     assert json.loads(command(nodes, "clear", "attic", "--json")) == {"name": "w-4567"}
     with pytest.raises(UserError, match="nobody"):
         command(nodes, "clear", "nobody")
+
+
+def test_nodes_link_prints_a_link_to_this_computers_page(command, tmp_path):
+    url, _, code = command(nodes, "link").strip().partition("/#admin=")
+    answer = httpx.post(f"{url}/admin/key", headers={"Authorization": f"Bearer {code}"})
+    assert answer.json() == {"key": SECRET}
+    assert json.loads(command(nodes, "link", "--json"))["link"].startswith(f"{url}/#admin=")
+    replace_private(tmp_path / "master" / "admin.json", {"url": "http://192.168.1.10:8080", "secret": SECRET})
+    with pytest.raises(UserError, match=r"not on loopback: open http://192\.168\.1\.10:8080"):
+        command(nodes, "link")
 
 
 @pytest.mark.parametrize("command", [nodes, chat])

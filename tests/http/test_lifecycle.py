@@ -179,7 +179,7 @@ def test_a_client_that_does_not_read_many_small_answers_is_dropped(serve):
         connection.settimeout(LIMIT_S)
         connection.connect(server.address)
         connection.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n" * 200)
-        state = server._server.server_state
+        state = server._http._server.server_state
         wait_until(lambda: state.total_requests)
         wait_until(lambda: not state.connections)
 

@@ -52,7 +52,9 @@ def deployed(url, stream):
 
 def llama(url, stream):
     with ollama.Client(host=url, headers={"Authorization": "Bearer key"}, trust_env=False) as client:
-        assert client.show("babbler:latest").capabilities == ["completion", "embedding"]
+        shown = client.show("babbler:latest")
+        assert shown.capabilities == ["completion", "embedding"]
+        assert "temperature 0.7\ntop_p 0.9\ntop_k 40\n" in shown.parameters
         assert [model.model for model in client.list().models] == ["babbler"]
         found = client.chat(model="babbler:latest", messages=CHAT, stream=stream)
         return "".join(part.message.content for part in (found if stream else [found]))
@@ -170,3 +172,21 @@ def test_ollama_api_accepts_curl_requests_but_not_web_forms(serve, service, kind
     assert post(Origin="null").status_code == 403
     assert post(**{"Sec-Fetch-Site": "none"}).status_code == 415
     assert service.generations.empty()
+
+
+@pytest.mark.parametrize(("ask", "instead"), [
+    (lambda client: client.pull("llama3.2"), "tpiedge pull NAME"),
+    (lambda client: client.delete("babbler"), "tpiedge rm NAME"),
+    (lambda client: client.copy("babbler", "mine"), "tpiedge master MODEL --alias NAME"),
+    (lambda client: client.create("mine", from_="babbler"), "tpiedge import-gguf FILE"),
+    (lambda client: client.push("babbler"), "tpiedge unpack"),
+    (lambda client: client.create_blob(__file__), "tpiedge import-gguf FILE"),
+], ids=["pull", "delete", "copy", "create", "push", "blobs"])  # fmt: skip
+def test_ollamas_client_hears_what_to_type_instead(serve, ask, instead):
+    with (
+        ollama.Client(host=serve().url, trust_env=False) as client,
+        pytest.raises(ollama.ResponseError) as raised,
+    ):
+        ask(client)
+    assert raised.value.status_code == 501
+    assert instead in raised.value.error

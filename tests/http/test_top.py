@@ -38,7 +38,7 @@ def run(tmp_path, service, serve):
 def test_top_prints_plain_lines(run, arguments):
     lines = run(*arguments).splitlines()
     assert lines[0] == "babbler: ready; 0 running, 0 queued"
-    assert [line.split()[0] for line in lines[3:5]] == ["master", "w-1"]
+    assert [line.split()[0] for line in lines[3:5]] == ["master", "attic"]
     assert "attic (192.0.2.7) waits to join: tpiedge nodes approve CODE, with the code on its screen" in lines
     assert lines[-1].endswith("attic joined")
 

@@ -29,8 +29,11 @@ _NAMES = {
 }
 
 
-def write_gguf_of(folder: Path, path: Path, kind: str = "F32", **keys: Any) -> Path:
-    """Matrices in the type `kind`, vectors in f32; `keys` go beside those of the model ("a__b" for "a.b")."""
+def write_gguf_of(
+    folder: Path, path: Path, kind: str = "F32", tensors_per_part: int = 0, **keys: Any
+) -> Path:
+    """Matrices in the type `kind`, vectors in f32; `keys` go beside those of the model ("a__b" for "a.b"). With
+    `tensors_per_part` the file is split, and the first part is returned."""
     config = json.loads((folder / "config.json").read_text())
     name = config["model_type"]
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
@@ -48,6 +51,7 @@ def write_gguf_of(folder: Path, path: Path, kind: str = "F32", **keys: Any) -> P
         | {f"tokenizer.{key.replace('__', '.')}": value for key, value in keys.items()},
         tensors,
         lambda _, values: "F32" if values.ndim == 1 else kind,
+        tensors_per_part,
     )
 
 

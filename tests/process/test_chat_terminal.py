@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ import pyte
 import pytest
 
 from tests.process.command import COMMAND, end_terminal
+from tpiedge.cli.terminal import ChatHistory
 
 # A terminal that answers no questions about its cursor is not waited for.
 _ENVIRONMENT = {"TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1"}
@@ -26,7 +28,7 @@ class Terminal:
         self.child = pexpect.spawn(
             COMMAND,
             ["run", "--model", str(model), *flags],
-            env=os.environ | _ENVIRONMENT,
+            env=os.environ | _ENVIRONMENT | {"TPIEDGE_STATE": str(folder / "state")},
             cwd=folder,
             encoding="utf-8",
             dimensions=(_LINES, _COLUMNS),
@@ -98,6 +100,27 @@ def test_chat_prompt_supports_line_editing_and_history(terminal: Terminal) -> No
     assert terminal.saved()[0::2] == ["ba be", "zu bi bo", "ba be", "ba be\nbi\n\nbo", "ba\nzu"]
     terminal.child.send("/bye\r")
     assert terminal.ended() == 0
+
+
+def test_ctrl_r_finds_a_message_of_an_earlier_chat(text_model: Path, tmp_path: Path) -> None:
+    """Enter takes what is found into the line; Enter again sends it."""
+    ChatHistory(tmp_path / "state" / "chat-history").store_string("zu bi bo")
+    opened = Terminal(text_model, tmp_path)
+    try:
+        opened.until_ready()
+        opened.child.send("\x12bi b")
+        opened.until(lambda lines: "> zu bi bo" in lines and "I-search" in "".join(lines))
+        opened.child.send("\r")
+        opened.until(lambda lines: "> zu bi bo" in lines and "I-search" not in "".join(lines))
+        opened.child.send("\x05 ba")
+        opened.until(lambda lines: "> zu bi bo ba" in lines)
+        opened.say("")
+        opened.until(
+            lambda lines: any(re.fullmatch(r"\[6 tokens, \d+\.\d tokens/s\]", line) for line in lines)
+        )
+        assert opened.saved()[0::2] == ["zu bi bo ba"]
+    finally:
+        end_terminal(opened.child)
 
 
 def test_ctrl_c_stops_an_answer_then_clears_a_line_then_ends(terminal: Terminal) -> None:

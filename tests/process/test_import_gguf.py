@@ -4,7 +4,7 @@ from tests.process.gguf_of_checkpoint import write_gguf_of
 from tpiedge.model.source import DEMO, resolve_model
 
 
-def write_text_gguf_of(folder, path, kind):
+def write_text_gguf_of(folder, path, kind, tensors_per_part=0):
     """A checkpoint of the demo's kind with its text; rows beyond the tokenizer are called as converters call them."""
     source = json.loads((folder / "tokenizer.json").read_bytes())
     special = {token["content"]: token["id"] for token in source["added_tokens"]}
@@ -15,6 +15,7 @@ def write_text_gguf_of(folder, path, kind):
         folder,
         path,
         kind,
+        tensors_per_part,
         ggml__model="gpt2",
         ggml__pre="gpt-2",
         ggml__tokens=tokens,

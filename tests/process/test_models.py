@@ -3,10 +3,13 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pexpect
 import pytest
 
 from tests.hub_server import Hub, Repo, running_hub
-from tests.process.command import Ended, run_command
+from tests.process.command import COMMAND, Ended, run_command
+from tests.process.test_import_gguf import write_text_gguf_of
+from tpiedge.model.source import DEMO, resolve_model
 from tpiedge.units import format_bytes
 
 NAME = "org/babbler"
@@ -67,6 +70,94 @@ def test_model_is_pulled_run_listed_and_removed(
     assert not list((tmp_path / "cache" / "hub").glob("models--*"))
     assert here("rm", text_model, "--yes").status == 0
     assert (text_model / "model.safetensors").is_file()
+
+
+GGUF = "org/boat-GGUF"
+
+
+@pytest.fixture
+def boat(hub: Hub, tmp_path: Path) -> Path:
+    """The demo as a split GGUF file, with a projector beside it on the hub; returns the first part."""
+    folder = tmp_path / "boat"
+    folder.mkdir()
+    first = write_text_gguf_of(resolve_model(DEMO), folder / "boat-Q8_0.gguf", "Q8_0", tensors_per_part=40)
+    assert len(list(folder.iterdir())) > 1
+    hub.repos[GGUF] = Repo.of(folder)
+    hub.repos[GGUF].files["mmproj-boat-f16.gguf"] = b"x"
+    return first
+
+
+def test_gguf_of_the_hub_is_pulled_run_and_removed(
+    hub: Hub, boat: Path, here: Callable[..., Ended], generate: Callable[..., dict]
+) -> None:
+    prompt = ("--raw", "--prompt", "The small boat", "--max-tokens", 4)
+    pulled = here("pull", f"hf.co/{GGUF}:q8_0", "--json")
+    assert pulled.status == 0, pulled.err
+    assert json.loads(pulled.out)["model"] == f"{GGUF}:Q8_0"
+    assert "mmproj-boat-f16.gguf was left out: it reads images" in pulled.err
+    before = len(hub.requests)
+    assert f"; did you mean {GGUF}:Q8_0?" in here("run", f"{GGUF}:Q8", "--prompt", "x").err
+    ran = generate(f"{GGUF}:Q8_0", *prompt)
+    assert ran["model"] == f"{GGUF}:Q8_0"
+    assert ran["token_ids"] == generate(boat, *prompt)["token_ids"]
+    assert generate("boat-q8", *prompt)["token_ids"] == ran["token_ids"]
+    assert len(hub.requests) == before
+    listed = json.loads(here("ls", "--json").out)
+    assert [(one["model"], one["quant"]) for one in listed["models"]] == [(f"{GGUF}:Q8_0", "Q8_0")]
+    assert [one["source"] for one in listed["packs"] if one["name"] == "boat-q8"] == [f"{GGUF}:Q8_0"]
+    shown = json.loads(here("show", f"{GGUF}:Q8_0", "--json").out)
+    assert (shown["repo"], shown["quant"], len(shown["packs"])) == (GGUF, "Q8_0", 1)
+    assert here("pack", "demo").status == 0
+    assert "nothing of 'org/none'" in here("rm", "demo", "org/none", "--yes").err
+    assert here("rm", "demo", f"{GGUF}:Q8_0", "--yes").status == 0
+    left = json.loads(here("ls", "--json").out)
+    assert [one["source"] for one in left["packs"]] == [str(boat)]
+    assert left["models"] == []
+
+
+def test_aliases_are_listed_with_size_licence_and_gate_until_they_are_pulled(
+    hub: Hub, boat: Path, here: Callable[..., Ended]
+) -> None:
+    def line(name: str) -> str:
+        (found,) = [line for line in here("list", "--all").out.splitlines() if line.startswith(f"{name} ")]
+        return found
+
+    assert line("llama3.2-1b").split(maxsplit=4)[1:] == ["Q8_0", "1.3", "GB", "to pull, llama3.2"]
+    assert line("llama2-7b").split(maxsplit=4)[1:] == ["checkpoint", "13.5", "GB", "to pull, llama2, gated"]
+    assert "not on this computer: tpiedge pull llama3.2:1b (1.3 GB)" in here("show", "llama3.2:1b").out
+    hub.repos["Qwen/Qwen3-0.6B-GGUF"] = hub.repos[GGUF]
+    assert here("pull", "qwen3:0.6b").status == 0
+    assert line("qwen3-0.6b").endswith("Qwen/Qwen3-0.6B-GGUF:Q8_0, the hub")
+    shown = here("show", "qwen3:0.6b").out
+    assert "qwen3:0.6b (Qwen/Qwen3-0.6B-GGUF:Q8_0)" in shown
+    assert "apache-2.0" in shown
+    assert "pull" not in shown
+
+
+@pytest.mark.parametrize("verb", ["run", "master"])
+def test_missing_model_is_offered_on_a_terminal(hub: Hub, boat: Path, tmp_path: Path, verb: str) -> None:
+    where = () if verb == "run" else ("--state", str(tmp_path / "state"))
+    child = pexpect.spawn(
+        COMMAND, [verb, f"{GGUF}:Q8_0", *where], encoding="utf-8", timeout=60, dimensions=(24, 300)
+    )
+    child.expect(rf"{GGUF}:Q8_0 is not on this computer: pull it now \([\d.]+ MB\)\? \[Y/n\]: ")
+    child.sendline("n")
+    child.expect(f"tpiedge pull {GGUF}:Q8_0")
+    child.expect(pexpect.EOF)
+    child.wait()
+    assert child.exitstatus == 2
+    assert not any(path.startswith("/cdn/") for path, _ in hub.requests)
+
+
+def test_accepted_offer_pulls_and_runs_the_model(boat: Path) -> None:
+    words = ("--prompt", "The small boat", "--raw", "--max-tokens", "4", "--threads", "1")
+    child = pexpect.spawn(COMMAND, ["run", f"{GGUF}:Q8_0", *words], encoding="utf-8", timeout=60)
+    child.expect(r"\[Y/n\]: ")
+    child.sendline("")
+    child.expect(pexpect.EOF)
+    child.wait()
+    assert child.exitstatus == 0, child.before
+    assert "pulling org/boat-GGUF:Q8_0: " in child.before
 
 
 ALLOWED = {

@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from dataclasses import asdict
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -18,7 +18,7 @@ from tpiedge.api import fields as t
 from tpiedge.api.cluster import ClusterPicture
 from tpiedge.api.errors import ApiError, refused
 from tpiedge.api.fields import BodyFields
-from tpiedge.api.guard import Guard
+from tpiedge.api.guard import LINK_PATH, Guard
 from tpiedge.api.intake import Intake
 from tpiedge.api.timeline import shown_step
 from tpiedge.local.service import Service
@@ -29,6 +29,8 @@ from tpiedge.master.request_queue import QueueFull
 _T = TypeVar("_T")
 
 _MAX_NAME = 256
+NOTHING: Final = t.body()
+"""The schema of a body without fields."""
 #: Shorter than clients wait for an answer.
 _PLAN_S = 30.0
 
@@ -39,15 +41,19 @@ class Admin:
     def __init__(self, service: Service, intake: Intake, guard: Guard) -> None:
         self._service = service
         self._intake = intake
+        self._guard = guard
         self._picture = ClusterPicture(service, guard.sender)
         self._prediction: asyncio.Future[Forecast] | None = None
 
     def routes(self) -> list[Route]:
         return [
             Route("/admin/cluster", self._cluster, methods=["GET"]),
+            Route("/admin/link", self._link, methods=["POST"]),
+            Route(LINK_PATH, self._key, methods=["POST"]),
             Route("/admin/whatif", self._what_if, methods=["GET"]),
             Route("/admin/requests/{id}", self._dismiss, methods=["DELETE"]),
             Route("/admin/nodes", self._nodes, methods=["GET"]),
+            Route("/admin/tokens", self._invite, methods=["POST"]),
             self._told("pending", lambda: {"pending": self._service.pending()}),
             self._told("members", self._service.members),
             self._order("drain", "name", "name", self._service.drain),
@@ -56,6 +62,12 @@ class Admin:
             self._order("undrain", "name", "name", self._service.undrain),
             self._order("clear", "name", "name", self._service.clear),
         ]
+
+    async def _link(self, _request: Request) -> Response:
+        return _secret({"code": self._guard.admin.new_code()})
+
+    async def _key(self, request: Request) -> Response:
+        return _secret({"key": self._guard.admin_key(request)})
 
     async def _cluster(self, request: Request) -> Response:
         service = self._service
@@ -96,6 +108,10 @@ class Admin:
         body = json.dumps(status, default=msgspec.structs.asdict)  # counters of nodes are structs
         return Response(body, media_type="application/json")
 
+    async def _invite(self, request: Request) -> Response:
+        await self._intake.done(request, lambda values: BodyFields(values, NOTHING))
+        return JSONResponse({"lines": await self._run(self._service.invite)})
+
     def _told(self, what: str, find: Callable[[], object]) -> Route:
         async def endpoint(_request: Request) -> Response:
             return Response(msgspec.json.encode(await self._run(find)), media_type="application/json")
@@ -117,6 +133,10 @@ class Admin:
             return JSONResponse({answered: found})
 
         return Route(f"/admin/nodes/{verb}", endpoint, methods=["POST"])
+
+
+def _secret(body: dict[str, str]) -> Response:
+    return JSONResponse(body, headers={"cache-control": "no-store"})
 
 
 async def _planned(work: Awaitable[_T], what: str, advice: str = "") -> _T:

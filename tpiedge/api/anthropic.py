@@ -68,8 +68,8 @@ _FIELDS: Final[dict[str, t.JsonSchema]] = {
     **dict.fromkeys(("container", "mcp_servers"), t.unsupported()),
 }
 _LIMIT: Final = t.integer(0, MAX_TOKENS, "Of the answer; 0 only reads the prompt.")
-_TABLE: Final = t.body("model", "messages", "max_tokens", **_FIELDS, max_tokens=_LIMIT)
-COUNT: Final = t.body("model", "messages", **_FIELDS)
+_TABLE: Final = t.body("messages", "max_tokens", **_FIELDS, max_tokens=_LIMIT)
+COUNT: Final = t.body("messages", **_FIELDS)
 
 
 def _read_turns(fields: t.BodyFields, service: Service) -> ParsedRequest:

@@ -56,7 +56,7 @@ class ClusterPicture:
                 "why": status.collective_why,
             },
             "split_shows": status.split_shows,
-            "machines": [_machine(node, status, _step(node, means)) for node in status.nodes],
+            "machines": [_machine(node, status, _step(node, means), model.ffn_part) for node in status.nodes],
             "timeline": timeline,
             "waiting": waiting,
             "requests": [_request(one, self._sender(one.client)) for one in requests],
@@ -89,8 +89,11 @@ class ClusterPicture:
         }
 
 
-def _machine(node: NodeStatus, status: ClusterStatus, step: Mapping[str, float] | None) -> _JsonObject:
-    nodes = status.nodes
+def _machine(
+    node: NodeStatus, status: ClusterStatus, step: Mapping[str, float] | None, ffn_part: float
+) -> _JsonObject:
+    heads = _part(node.attention, max(one.attention[1] for one in status.nodes))
+    ffn = _part(node.ffn, max(one.ffn[1] for one in status.nodes))
     return {
         "name": node.name,
         "host": node.host,
@@ -101,10 +104,7 @@ def _machine(node: NodeStatus, status: ClusterStatus, step: Mapping[str, float] 
         "silent_s": 0 if node.last_seen_s < 3 else math.floor(node.last_seen_s),
         "heads": list(node.attention),
         "ffn_tiles": list(node.ffn),
-        "share": {
-            "heads": _part(node.attention, max(one.attention[1] for one in nodes)),
-            "ffn": _part(node.ffn, max(one.ffn[1] for one in nodes)),
-        },
+        "share": {"work": round(ffn_part * ffn + (1 - ffn_part) * heads, 4), "heads": heads, "ffn": ffn},
         "threads": node.threads,
         "speed_bytes_per_s": node.speed,
         "memory": _memory(node),

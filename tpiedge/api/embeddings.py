@@ -25,10 +25,14 @@ _POOLINGS: Final = ("mean", "last")
 INPUT: Final = p.prompts(_MAX_INPUTS, "A text, token ids, or a list of either.")
 POOLED: Final = {
     "model": p.MODEL,
-    "pooling": t.word(*_POOLINGS, description="Of which positions the vector is."),
+    "pooling": t.word(
+        *_POOLINGS, description="Of which positions the vector is; else as the model's files say."
+    ),
     "dimensions": t.integer(1, 2**31, "None but the model's own."),
 }
-_EMBEDDINGS: Final = t.body("model", "input", **POOLED, input=INPUT, encoding_format=t.word(*_ENCODINGS))
+_EMBEDDINGS: Final = t.body(
+    "input", **POOLED, input=INPUT, encoding_format=t.word(*_ENCODINGS) | {"default": "float"}
+)
 
 
 def _read_embeddings(fields: BodyFields, service: Service) -> ParsedRequest:

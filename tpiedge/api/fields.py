@@ -30,6 +30,7 @@ _TYPES: Final[Mapping[str, tuple[str, type | tuple[type, ...]]]] = {
     "string": ("a string", str), "boolean": ("true or false", bool), "integer": ("an integer", int),
     "number": ("a number", (int, float)), "object": ("an object", dict), "array": ("an array", list),
 }  # fmt: skip
+_MEDIA: Final = {"image": "images are", "audio": "audio is", "video": "videos are"}
 _SENT: Final = {str: "a string", bool: "a boolean", dict: "an object", list: "an array", type(None): "null"}
 
 
@@ -80,8 +81,10 @@ def integer(low: int, high: int, description: str) -> JsonSchema:
     return {"type": ["integer", "null"], "minimum": low, "maximum": high, "description": description}
 
 
-def flag(description: str) -> JsonSchema:
-    return {"type": ["boolean", "null"], "description": description}
+def flag(description: str, default: bool | None = False) -> JsonSchema:
+    """Makes the schema of a switch. `default` None: the model or another field decides."""
+    schema: JsonSchema = {"type": ["boolean", "null"], "description": description}
+    return schema if default is None else schema | {"default": default}
 
 
 def text(description: str = "", most: int = 0) -> JsonSchema:
@@ -179,7 +182,9 @@ class BodyFields:
         if not found:
             raise self.missing(f"{key}.{tag}")
         if not isinstance(found, str) or found not in forms:
-            raise self.wrong(f"{key}.{tag}", f"must be {_listed(forms)}", "unsupported_value")
+            told = str(found)[:_SHOWN]
+            medium = next((f": {words} not supported" for part, words in _MEDIA.items() if part in told), "")
+            raise self.wrong(f"{key}.{tag}", f"must be {_listed(forms)}{medium}", "unsupported_value")
         return found, self.inner(value, key, forms[found])
 
     def kinds(

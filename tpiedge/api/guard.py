@@ -9,7 +9,6 @@ A client is its API key or, without keys, its address. Behind the user's proxies
 X-Forwarded-For that is no proxy's."""
 
 import hashlib
-import hmac
 import ipaddress
 import re
 import secrets
@@ -20,7 +19,7 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 
 from tpiedge.api.errors import ApiError
-from tpiedge.api.keys import ApiKeys
+from tpiedge.api.keys import AdminKey, ApiKeys
 from tpiedge.api.limits import HEADERS_BYTES
 from tpiedge.api.page import is_page
 from tpiedge.errors import UserError
@@ -28,6 +27,8 @@ from tpiedge.host.addresses import own_names
 from tpiedge.sanitise import sanitised_line
 
 OPEN_PATHS = frozenset({"/health", "/ready"})
+LINK_PATH: Final = "/admin/key"
+"""The path at which the code of a link gets the admin key."""
 _PUBLIC_NAME: Final = re.compile(r"[a-z0-9](?:[a-z0-9._-]{0,251}[a-z0-9])?(?::[0-9]{1,5})?")
 _ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://(?:[a-z0-9._-]+|\[[0-9a-f:.]+\])(?::[0-9]{1,5})?|\*")
 #: Beginnings of the headers that proxies add.
@@ -81,6 +82,12 @@ def _address(text: str) -> _Address | None:
     return mapped or address
 
 
+def is_loopback(host: str) -> bool:
+    """Whether `host`, perhaps with a port, is this computer's own; other names are not."""
+    address = _address(host)
+    return _without_port(host).lower() == "localhost" if address is None else address.is_loopback
+
+
 def is_admin(path: str) -> bool:
     return path == "/admin" or path.startswith("/admin/")
 
@@ -109,18 +116,17 @@ class Guard:
         self._proxies = proxy_networks(proxies)
         self._public = frozenset(map(_public_name, public_names))
         self._names = {"localhost", host.lower(), *map(_without_port, self._public)}
-        found = _address(host)
-        if not (keys.needed or (host.lower() == "localhost" if found is None else found.is_loopback)):
+        if not (keys.needed or is_loopback(host)):
             if not insecure:
                 raise UserError(
-                    f"the API would listen on {host} for everybody: give an --api-key-file, listen on 127.0.0.1, or "
-                    "say --insecure"
+                    f"the API would listen on {host} for everybody: make a key with 'tpiedge keys add NAME', listen on "
+                    "127.0.0.1, or say --insecure"
                 )
             self._names.update(own_names())
         if not admin_secret or keys.have(admin_secret.encode()):
             raise UserError("the admin secret must not be empty nor one of the API keys")
         self._keys = keys
-        self._admin = admin_secret.encode()
+        self.admin = AdminKey(admin_secret)
         self._share_prefixes = share_prefixes
         self._scope_key = secrets.token_bytes(_SCOPE_BYTES)
 
@@ -142,13 +148,31 @@ class Guard:
     def check_key(self, path: str, headers: Headers) -> None:
         """Raises ApiError 401."""
         key, needed = key_of(headers), ""
+        if path == LINK_PATH:
+            return  # `admin_key` checks the code
         if is_admin(path):
-            needed = "" if hmac.compare_digest(key, self._admin) else "the admin key"
+            needed = "" if self.admin.is_key(key) else "the admin key"
         elif self._keys.needed and path not in OPEN_PATHS and not (is_page(path) or self._keys.have(key)):
             needed = "an API key"
         if needed:
             why = f"{needed} is needed: send 'Authorization: Bearer ...' or 'X-Api-Key: ...'"
             raise ApiError(401, why, "invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+
+    def admin_key(self, request: Request) -> str:
+        """Returns the admin key for the code of a link, if this computer's browser sends it from this server's page.
+        Raises ApiError 401, 403."""
+        headers = request.headers
+        self._check_not_a_page(headers, nameless=False)
+        host, origins = headers["host"].lower(), headers.getlist("origin")
+        own = all(one.lower().partition("://")[2] == host for one in origins)
+        peer = client_address(headers, _host(request), ()) or ""
+        if not (own and is_loopback(peer) and is_loopback(host)):
+            why = "such a link works only in a browser of the master's own computer: elsewhere, type the admin key"
+            raise ApiError(403, f"{why} that 'tpiedge nodes key' prints", "not_local")
+        if key := self.admin.key_for(key_of(headers)):
+            return key
+        why = "this link was used, replaced or is older than an hour: 'tpiedge nodes link' prints another"
+        raise ApiError(401, why, "invalid_link", headers={"WWW-Authenticate": "Bearer"})
 
     def key(self, request: Request) -> bytes:
         """Returns the request's API key; empty if no key is needed."""

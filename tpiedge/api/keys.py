@@ -1,4 +1,5 @@
-"""The API keys that clients may send, from the start or from a file that may change.
+"""The admin key, and the API keys that clients may send: given at the start, or in a file that is read again when it
+changes.
 
 A line of the file is `KEY`, `NAME: KEY`, blank or a comment (#). Logs and errors show names only."""
 
@@ -6,15 +7,18 @@ import hashlib
 import hmac
 import logging
 import os
-from collections.abc import Iterable
+import secrets
+import time
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Final, TypeAlias
 
 from tpiedge.errors import UserError
-from tpiedge.host.private_file import private_bytes
+from tpiedge.host.private_file import locked, private_bytes, replace_text
 from tpiedge.sanitise import sanitised_line
 
 _MAX_KEY: Final = 4096
+_CODE_S: Final = 3600.0
 _log = logging.getLogger(__name__)
 #: The name of each key ("": no name), keyed by the key's SHA-256.
 _NamedKeys: TypeAlias = dict[bytes, str]
@@ -31,7 +35,7 @@ class ApiKeys:
         self._filed: _NamedKeys = {} if file is None else _read(file)
         if file is not None and not self._filed:
             raise UserError(
-                f"no API key is in {file}: write one to a line, with a name before it (phone: KEY)"
+                f"no API key is in {file}: add one with 'tpiedge keys add NAME', or write lines like phone: KEY"
             )
 
     @property
@@ -65,17 +69,90 @@ class ApiKeys:
         self._filed = found
 
 
+def key_names(path: Path) -> list[str]:
+    """Returns the names of the file's keys, "" for a key without one. Raises UserError."""
+    return [name for _, name, key in _lines(path) if key] if path.exists() else []
+
+
+def add_key(path: Path, name: str) -> str:
+    """Makes a key, appends it to the file, which may be missing, and returns it. Raises UserError, DiskFull."""
+    if (
+        not name.isprintable()
+        or name.strip() != name
+        or len(name) > 100
+        or not name
+        or name[0] == "#"
+        or ":" in name
+    ):
+        raise UserError("a key's name has 1 to 100 printable characters, no colon, and no # at its beginning")
+    key = secrets.token_hex(16)
+    with locked(path):
+        lines = list(_lines(path)) if path.exists() else []
+        if any(one == name for _, one, _ in lines):
+            raise UserError(f"there is a key {name!r} already: take another name, or revoke that key first")
+        replace_text(
+            path, "".join(f"{line}\n" for line in (*(text for text, _, _ in lines), f"{name}: {key}"))
+        )
+    return key
+
+
+def revoke_key(path: Path, name: str) -> None:
+    """Takes all keys called `name` out of the file. Raises UserError, DiskFull."""
+    with locked(path):
+        lines = list(_lines(path)) if path.exists() else []
+        kept = [text for text, one, key in lines if not key or one != name]
+        if len(kept) == len(lines):
+            raise UserError(f"{path} has no key {name!r}: 'tpiedge keys ls' lists the names")
+        replace_text(path, "".join(f"{line}\n" for line in kept))
+
+
+class AdminKey:
+    """The admin key. A link has a code in its place, because terminals, logs and histories keep links: the latest code
+    gets the key once, within an hour."""
+
+    def __init__(self, key: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._key = key.encode()
+        self._clock = clock
+        self._code, self._until = b"", 0.0
+
+    def is_key(self, given: bytes) -> bool:
+        return hmac.compare_digest(given, self._key)
+
+    def new_code(self) -> str:
+        code = secrets.token_urlsafe(16)
+        self._code, self._until = code.encode(), self._clock() + _CODE_S
+        return code
+
+    def key_for(self, code: bytes) -> str | None:
+        """Returns the key for a valid code, which is then invalid."""
+        if not code or not hmac.compare_digest(code, self._code) or self._clock() >= self._until:
+            return None
+        self._code = b""
+        return self._key.decode()
+
+
+def admin_link(url: str, code: str) -> str:
+    """Returns the link by which the page gets the admin key. No server or log sees the part after #."""
+    return f"{url}/#admin={code}"
+
+
 def _read(path: Path) -> _NamedKeys:
+    return {_digest(key.encode()): name for _, name, key in _lines(path) if key}
+
+
+def _lines(path: Path) -> Iterator[tuple[str, str, str]]:
+    """Yields (line, name, key), the last two empty for blank lines and comments. Raises UserError."""
     try:
         text = private_bytes(path).decode("utf-8-sig")
     except FileNotFoundError:
         raise UserError(f"there is no file {path} with API keys: write one, and chmod 600 it") from None
     except UnicodeDecodeError:
         raise UserError(f"{path} is no text in UTF-8") from None
-    found: _NamedKeys = {}
-    for number, line in enumerate(text.split("\n"), 1):
+    found = set[str]()
+    for number, line in enumerate(text.removesuffix("\n").split("\n"), 1):
         stripped = line.strip()
         if not stripped or stripped.startswith("#"):
+            yield line, "", ""
             continue
         where = f"{path}, line {number}"
         name, key = (part.strip() for part in (stripped.split(":", 1) if ":" in stripped else ("", stripped)))
@@ -83,11 +160,10 @@ def _read(path: Path) -> _NamedKeys:
             raise UserError(f"{where}: there is no name before the colon")
         if any(map(str.isspace, key)):
             raise UserError(f"{where}: a key has no spaces in it: write 'name: key', or the key alone")
-        digest = _digest(_checked(key, f"{where}: an API key").encode())
-        if digest in found:
+        if _checked(key, f"{where}: an API key") in found:
             raise UserError(f"{where}: this key is in an earlier line, too: take one of them out")
-        found[digest] = sanitised_line(name, 100)
-    return found
+        found.add(key)
+        yield line, sanitised_line(name, 100), key
 
 
 def _checked(key: str, what: str) -> str:

@@ -1,6 +1,6 @@
 """Routes that need no cluster: versions, the model, tokens of texts."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 from starlette.requests import Request
@@ -15,7 +15,7 @@ from tpiedge.api.fields import BodyFields, ignored_header
 from tpiedge.api.formats import Json
 from tpiedge.api.intake import Intake
 from tpiedge.api.messages import MESSAGES, read_messages
-from tpiedge.api.ollama import moment
+from tpiedge.api.ollama import ABSENT, moment, usual_parameters
 from tpiedge.api.openai import SWITCHES, rendered
 from tpiedge.api.parsed import MODEL, TOKEN_IDS, check_model, encode, read_token_ids
 from tpiedge.local.service import ModelInfo, Service
@@ -24,16 +24,16 @@ from tpiedge.model.output import thinking_after
 
 #: The version of Ollama that clients are told: some clients demand a recent version.
 _RELEASE: Final = "0.12.0"
-_SHOW: Final = t.body("model", model=MODEL)
+_SHOW: Final = t.body(model=MODEL)
 _TOKENIZE: Final = t.body(
     model=MODEL,
     prompt=t.text(),
     content=t.text("As llama.cpp names it."),
     messages=MESSAGES,
     chat_template_kwargs=SWITCHES,
-    add_special_tokens=t.flag("Whether a `prompt` begins as the model's texts do; true without."),
-    add_special=t.flag("The same of a `content`; false without."),
-    parse_special=t.flag("Whether special tokens in the text are read as tokens; default true."),
+    add_special_tokens=t.flag("Whether a `prompt` begins as the model's texts do.", default=True),
+    add_special=t.flag("The same of a `content`."),
+    parse_special=t.flag("Whether special tokens in the text are read as tokens.", default=True),
     return_token_strs=t.flag("Whether to report the text of each token."),
     with_pieces=t.flag("The same, as llama.cpp names it."),
 )
@@ -64,7 +64,15 @@ def lookup_routes(service: Service, intake: Intake) -> list[Route]:
         told("/api/tags", lambda _, model: {"models": [_tag(model, name) for name in model.names]}),
         told("/api/ps", lambda _, model: {"models": [_tag(model, model.name) | loaded]}),
         *map(route, LOOKUPS),
+        *(_absent(path, *found) for path, found in ABSENT.items()),
     ]
+
+
+def _absent(path: str, methods: Sequence[str], instead: str) -> Route:
+    async def refuse(_request: Request) -> Response:
+        raise ApiError(501, instead, "not_supported")
+
+    return Route(path, refuse, methods=[*methods])
 
 
 def looked_up(path: str, values: dict[str, object], service: Service) -> tuple[Json, tuple[str, ...]]:
@@ -140,8 +148,9 @@ def _details(model: ModelInfo) -> Json:
 def _shown(_fields: BodyFields, service: Service) -> Json:
     model = service.model()
     return {
-        "modelfile": "",
-        "parameters": "",
+        "modelfile": "# There are no Modelfiles here: 'tpiedge show MODEL' describes a model.",
+        "parameters": usual_parameters(service.usual_sampling),
+        "license": "'tpiedge show MODEL' on the master's computer says it.",
         "template": "",
         "modified_at": moment(model.created),
         "details": _details(model),

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from typing import Final
@@ -18,6 +18,7 @@ from tpiedge.api.transcript import TextPiece, call_id, joined
 from tpiedge.local.service import Service
 from tpiedge.model.call_reader import CallEnded
 from tpiedge.model.output import OutputText
+from tpiedge.wire.requests import Sampling
 
 _MAX_LIMIT: Final = 2**31
 _OPTIONS: Final = {
@@ -31,10 +32,11 @@ _NAMES: Final = {ours: f"options.{theirs}" for theirs, ours in _OPTIONS.items()}
     "response_format": "format",
     "response_format.json_schema.schema": "format",
 }
+_NO_IMAGES: Final = t.unsupported(why=", as images are not supported: only text is read here")
 _CALL: Final = t.body("function", function=t.body(name=t.TEXT, arguments=t.OBJECT), id=t.text())
 _SAID: Final = {
     "content": t.text(),
-    "images": t.unsupported(),
+    "images": _NO_IMAGES,
     "thinking": t.text(),
     "tool_calls": t.array(_CALL),
 }
@@ -45,12 +47,13 @@ _MESSAGES: Final = t.tagged(
 _ANSWERING: Final[dict[str, t.JsonSchema]] = {
     **FORM,
     "model": MODEL,
-    "stream": t.flag("Whether the answer comes in lines of JSON; true without."),
+    "stream": t.flag("Whether the answer comes in lines of JSON.", default=True),
     "options": t.optional(
         t.body(
             **{theirs: SAMPLING[ours] for theirs, ours in _OPTIONS.items() if ours in SAMPLING},
             stop=t.any_of(t.TEXT, t.array(t.TEXT)),
-            num_predict=t.integer(-2, _MAX_LIMIT, "Tokens of the answer; -1, -2: as many as fit."),
+            num_predict=t.integer(-2, _MAX_LIMIT, "Tokens of the answer; -1, -2: as many as fit.")
+            | {"default": -1},
         ),
         "Sampling of the answer.",
     ),
@@ -63,22 +66,39 @@ _ANSWERING: Final[dict[str, t.JsonSchema]] = {
     "think": {"description": "Whether a reasoning model reasons.", "type": ["boolean", "string", "null"]},
 }
 _CHAT: Final = t.body(
-    "model",
     **_ANSWERING,
     messages=t.array(t.any_of(*_MESSAGES.values())),
     tools=t.array(t.OBJECT, most=MAX_TOOLS),
 )
 _GENERATE: Final = t.body(
-    "model",
     **_ANSWERING,
     prompt=t.text(),
     system=t.text(),
     raw=t.flag("Whether the prompt is not put into the model's template."),
     **dict.fromkeys(("suffix", "template"), t.unsupported("")),
-    images=t.unsupported(),
+    images=_NO_IMAGES,
 )
-_NEW_EMBED: Final = t.body("model", "input", **POOLED, input=INPUT)
-_OLD_EMBED: Final = t.body("model", "prompt", **POOLED, prompt=t.TEXT)
+_NEW_EMBED: Final = t.body("input", **POOLED, input=INPUT)
+_OLD_EMBED: Final = t.body("prompt", **POOLED, prompt=t.TEXT)
+_THERE: Final = "on the master's computer"
+ABSENT: Final[Mapping[str, tuple[tuple[str, ...], str]]] = {
+    "/api/pull": (("POST",), f"models are fetched {_THERE}: run 'tpiedge pull NAME'"),
+    "/api/delete": (("DELETE",), f"models are deleted {_THERE}: run 'tpiedge rm NAME'"),
+    "/api/copy": (
+        ("POST",),
+        "models are not copied: 'tpiedge master MODEL --alias NAME' gives one another name",
+    ),
+    "/api/create": (
+        ("POST",),
+        f"models are not made by the API: run 'tpiedge import-gguf FILE' or 'tpiedge pull NAME' {_THERE}",
+    ),
+    "/api/push": (("POST",), "models are not published: 'tpiedge unpack PACK OUT' writes one to upload"),
+    "/api/blobs/{digest}": (
+        ("HEAD", "POST"),
+        f"files are not uploaded: run 'tpiedge import-gguf FILE' {_THERE}",
+    ),
+}
+"""Routes of Ollama that are refused, by path: (methods, what to do instead)."""
 
 
 def _read_chat(fields: t.BodyFields, service: Service) -> ParsedRequest:
@@ -241,6 +261,12 @@ class OllamaVectors(VectorFormat):
             "prompt_eval_count": self.prompt_tokens,
         }
         return (b"], " + json_bytes(rest)[1:],)
+
+
+def usual_parameters(usual: Sampling) -> str:
+    """Returns the defaults of options as lines of a Modelfile."""
+    values = {theirs: getattr(usual, ours, None) for theirs, ours in _OPTIONS.items() if ours != "seed"}
+    return "\n".join(f"{name} {value}" for name, value in values.items() if value is not None)
 
 
 def moment(at_s: float) -> str:

@@ -24,12 +24,11 @@ from tpiedge.model.chat_prompt import chat_prompt
 from tpiedge.model.output import REASONING_END, OutputForm, OutputPart, OutputText, Thinking, thinking_after
 from tpiedge.wire.control import Token
 
-_THINKS: Final = t.flag("Whether a reasoning model reasons.")
+_THINKS: Final = t.flag("Whether a reasoning model reasons; else its template decides.", None)
 SWITCHES: Final = t.optional(
     t.body(enable_thinking=_THINKS, thinking=_THINKS), "Variables of the chat template."
 )
 _CHAT: Final = t.body(
-    "model",
     "messages",
     **p.ANSWERING,
     **FORM,
@@ -46,13 +45,12 @@ _CHAT: Final = t.body(
 )
 _TOKENS: Final = 16  # OpenAI's default
 _COMPLETION: Final = t.body(
-    "model",
     "prompt",
     **p.ANSWERING,
     **FORM,
     prompt=p.prompts(p.MAX_CHOICES, "A text, token ids, or a list of either, which is answered one by one."),
     echo=t.flag("Whether the answer begins with the prompt; its scores come with `logprobs`."),
-    max_tokens={**p.LIMIT, "description": f"{p.LIMIT['description']} {_TOKENS} without."},
+    max_tokens=p.LIMIT | {"default": _TOKENS},
     logprobs=t.integer(0, MAX_LOGPROBS, "Number of likeliest tokens to report, beside the drawn one."),
     suffix=t.unsupported(""),
     messages=t.unsupported(),

@@ -9,9 +9,11 @@ from starlette.responses import JSONResponse, Response
 
 from tpiedge import __version__
 from tpiedge.api import fields as t
-from tpiedge.api.admin import word_body
+from tpiedge.api.admin import NOTHING, word_body
 from tpiedge.api.completions import ANSWER_FORMS
+from tpiedge.api.guard import LINK_PATH
 from tpiedge.api.lookups import LOOKUPS
+from tpiedge.api.ollama import ABSENT
 
 _NAME: Final[t.JsonSchema] = {**t.TEXT, "minLength": 1, "maxLength": 256}
 _COUNT: Final[t.JsonSchema] = {"type": "integer", "minimum": 0}
@@ -24,6 +26,7 @@ _TOLD: Final[Mapping[str, str]] = {
     "/metrics": "Counters and histograms, as Prometheus reads them",
     "/version": "The version of tpiedge",
     "/openapi.json": "This document",
+    "/docs": "This document, for people",
     "/v1/models": "The model that is served",
     "/v1/models/{name}": "The model's card, by its name or an alias",
     "/api/tags": "The model that is served",
@@ -35,12 +38,14 @@ _TOLD: Final[Mapping[str, str]] = {
     "/admin/nodes/pending": "Workers that wait to be let in",
     "/admin/nodes/members": "Workers that may join without a token, and revoked workers",
 }
+_TEXTS: Final = {"/metrics": "text/plain", "/docs": "text/html"}
 _POSTED: Final[Mapping[str, tuple[str, t.JsonSchema]]] = {
     **{path: (about, table) for path, (about, table, _) in LOOKUPS.items()},
     "/admin/nodes/approve": ("Approve a worker", word_body("code", "The code on its screen.")),
     "/admin/nodes/revoke": ("Revoke a worker", _WORKER),
     "/admin/nodes/drain": ("Drain a worker", _WORKER),
     "/admin/nodes/undrain": ("Undrain a worker", _WORKER),
+    "/admin/tokens": ("Make a token and lines that install and start one more worker", NOTHING),
     "/admin/nodes/clear": ("Retry a worker that is left out", _WORKER),
 }
 _ERRORS: Final[Mapping[str, tuple[t.JsonSchema, tuple[str, ...]]]] = {
@@ -85,19 +90,25 @@ def _routes() -> Iterator[tuple[str, str, str, t.JsonSchema | None, str]]:
             yield again, "get", "The rest of such an answer, or the whole of it", None, "text/event-stream"
             yield again, "delete", "Cancel and delete this answer", None, ""
     for path, about in _TOLD.items():
-        yield path, "get", about, None, "text/plain" if path == "/metrics" else ""
+        yield path, "get", about, None, _TEXTS.get(path, "")
     for path, (about, table) in _POSTED.items():
         yield path, "post", about, table, ""
+    yield "/admin/link", "post", "A code for a link that makes the page an administrator's, once", None, ""
+    yield LINK_PATH, "post", "The admin key, for the code of such a link in place of a key", None, ""
+    for path, (methods, instead) in ABSENT.items():
+        yield path, methods[-1].lower(), f"Not supported: {instead}", None, ""
     yield "/admin/requests/{id}", "delete", "End a request that runs or waits", None, ""
 
 
 def _operation(path: str, method: str, body: t.JsonSchema | None, kind: str) -> t.JsonSchema:
     failure = [name for name, (_, begins) in _ERRORS.items() if path.startswith(begins)][-1]
-    parameters = [_parameter(name, "path", _NAME) for name in ("id", "name") if f"{{{name}}}" in path]
+    parameters = [
+        _parameter(name, "path", _NAME) for name in ("id", "name", "digest") if f"{{{name}}}" in path
+    ]
     for end, more in _PARAMETERS.items():
         parameters += more if method == "get" and path.endswith(end) else ()
     answer = {"description": "The answer", **_content({"type": "object"})}
-    if kind == "text/plain":
+    if kind in _TEXTS.values():
         answer = {"description": "The page", **_content(t.TEXT, kind)}
     elif kind not in ("", "application/json"):
         answer["content"][kind] = {"schema": {}}
@@ -107,7 +118,7 @@ def _operation(path: str, method: str, body: t.JsonSchema | None, kind: str) -> 
     }
     if path == "/ready":
         found["responses"]["503"] = {"description": "Not yet", **_content({"type": "object"})}
-    if path in ("/health", "/ready"):
+    if path in ("/health", "/ready", "/docs"):
         found["security"] = []
     elif path.startswith("/admin/"):
         found["security"] = [{"admin": []}]
@@ -127,7 +138,8 @@ def document() -> t.JsonSchema:
             "title": "tpiedge",
             "version": __version__,
             "description": "One model, served by several machines. Fields that are not known here have no effect and "
-            "are listed in the header x-ignored-fields.",
+            "are listed in the header x-ignored-fields. Null counts as missing. Where a model's files name defaults "
+            "of sampling, those hold.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "paths": paths,

@@ -2,6 +2,7 @@
 good. The policy allows no other server, no inline scripts and no page around this page."""
 
 import hashlib
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -13,12 +14,12 @@ from starlette.routing import Route, request_response
 
 _FIRST: Final = "index.html"
 _ADDRESS: Final = "page/"
+DOCS: Final = "/docs"
 _TYPES: Final = {
     ".css": "text/css; charset=utf-8",
     ".html": "text/html; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
     ".json": "application/json",
-    ".mjs": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
     "": "text/plain; charset=utf-8",  # LICENSE
 }
@@ -28,7 +29,7 @@ _POLICY: Final = (
     # Browsers refuse HTML that DOMPurify has not cleaned.
     "require-trusted-types-for 'script'; trusted-types dompurify"
 )
-_HEADERS: Final = {
+PAGE_HEADERS: Final = {
     "Content-Security-Policy": _POLICY,
     "Cross-Origin-Resource-Policy": "same-origin",
     "Referrer-Policy": "no-referrer",
@@ -38,9 +39,10 @@ _HEADERS: Final = {
 
 
 def is_page(path: str) -> bool:
-    return path == "/" or path.startswith(f"/{_ADDRESS}")
+    return path in ("/", DOCS) or path.startswith(f"/{_ADDRESS}")
 
 
+@cache
 def page_files() -> tuple[str, dict[str, bytes]]:
     """Returns (the digest of all files, the files)."""
     folder = Path(__file__).parents[1] / "page"
@@ -62,12 +64,14 @@ def page_routes() -> list[Route]:
     version, files = page_files()
 
     def sent(name: str, **headers: str) -> Response:
-        return Response(files[name], headers={**_HEADERS, **headers}, media_type=_TYPES[Path(name).suffix])
+        return Response(
+            files[name], headers={**PAGE_HEADERS, **headers}, media_type=_TYPES[Path(name).suffix]
+        )
 
     async def first(request: Request) -> Response:
         headers = {"Cache-Control": "no-cache", "ETag": f'"{version}"'}
         if version in request.headers.get("if-none-match", ""):
-            return Response(status_code=304, headers=_HEADERS | headers)
+            return Response(status_code=304, headers=PAGE_HEADERS | headers)
         return sent(_FIRST, **headers)
 
     async def other(request: Request) -> Response:

@@ -15,6 +15,7 @@ from tpiedge.api.transcript import EchoedPrompt
 from tpiedge.engine import sampling as limits
 from tpiedge.engine.sampling import MAX_LOGPROBS, MAX_SEED
 from tpiedge.errors import UserError
+from tpiedge.local.prepare import USUAL
 from tpiedge.local.service import Service
 from tpiedge.model.output import OutputForm
 from tpiedge.model.tokenizer import TooManyTokens
@@ -91,13 +92,17 @@ class AnsweredAtOnce(Exception):
 _STOP: Final[t.JsonSchema] = {"type": "string", "minLength": 1, "maxLength": _MAX_STOP_CHARACTERS}
 MODEL: Final[t.JsonSchema] = {
     **t.TEXT,
-    "description": "The name of the model that is served, or an alias of it.",
+    "type": ["string", "null"],
+    "description": "The name of the model that is served, or an alias of it; without, the served one.",
 }
 TOKEN_IDS: Final[t.JsonSchema] = {"type": "array", "items": {"type": "integer", "minimum": 0}}
 STREAM: Final = t.flag("Whether the answer comes as server-sent events.")
-LIMIT: Final = t.integer(_ROOM, MAX_TOKENS, "Tokens of the answer; -1: as many as there is room for.")
+LIMIT: Final = {
+    **t.integer(_ROOM, MAX_TOKENS, "Tokens of the answer; -1: as many as there is room for."),
+    "default": ANSWER_TOKENS,
+}
 TOP_LOGPROBS: Final = t.integer(0, MAX_LOGPROBS, "Number of likeliest tokens to report; needs `logprobs`.")
-SAMPLING: Final[dict[str, t.JsonSchema]] = {
+_DRAWING: Final[dict[str, t.JsonSchema]] = {
     "temperature": t.number(limits.TEMPERATURE, "Randomness; 0 takes the likeliest token."),
     "top_p": t.number(Range(0.0, 1.0), "Sample from the likeliest tokens up to this total probability."),
     "top_k": t.integer(-1, limits.MAX_TOP_K, "Sample from this many likeliest tokens; 0 and -1: all."),
@@ -107,6 +112,9 @@ SAMPLING: Final[dict[str, t.JsonSchema]] = {
     ),
     "presence_penalty": t.number(limits.PENALTY, "Subtracted from the logits of tokens of the answer."),
     "frequency_penalty": t.number(limits.PENALTY, "The same, for each occurrence."),
+}
+SAMPLING: Final[dict[str, t.JsonSchema]] = {
+    **{key: schema | {"default": getattr(USUAL, key)} for key, schema in _DRAWING.items()},
     "logit_bias": {
         "type": ["object", "null"],
         "description": "Added to logits, by token id.",
@@ -114,12 +122,12 @@ SAMPLING: Final[dict[str, t.JsonSchema]] = {
         "propertyNames": {"pattern": "^[0-9]{1,10}$"},
         "additionalProperties": {"type": "number", "minimum": limits.BIAS.low, "maximum": limits.BIAS.high},
     },
-    "seed": t.integer(-(2**63), MAX_SEED, "The same seed draws the same tokens."),
+    "seed": t.integer(-(2**63), MAX_SEED, "The same seed draws the same tokens; random without."),
 }
 ANSWERING: Final[dict[str, t.JsonSchema]] = {
     "model": MODEL,
     **SAMPLING,
-    "n": t.integer(1, MAX_CHOICES, "Number of answers to each prompt."),
+    "n": t.integer(1, MAX_CHOICES, "Number of answers to each prompt.") | {"default": 1},
     "stream": STREAM,
     "stream_options": t.optional(
         t.body(include_usage=t.flag("Whether the last event reports the usage.")), "Only with `stream`."
@@ -145,7 +153,7 @@ def check_model(fields: BodyFields, service: Service) -> None:
     """Raises ApiError if the request names another model."""
     # Ollama's clients append ":latest" to a name.
     model, served = fields.get("model"), service.model()
-    if model is not None and not any(map(served.is_called, (model, model.removesuffix(":latest")))):
+    if model and not any(map(served.is_called, (model, model.removesuffix(":latest")))):
         message = f"the model {model[:100]!r} is not served here; {served.name!r} is"
         raise ApiError(404, message, "model_not_found", param="model")
 

@@ -64,7 +64,6 @@ _ALLOWED: Final = t.body("tools", mode=t.word("auto", "required"), tools=t.array
 _CHOICES: Final = _CHOSEN | t.tagged("type", allowed_tools=_ALLOWED)
 _NOT_STORED: Final = t.unsupported(why=", as no answer is stored: send the whole conversation as 'input'")
 _RESPONSES: Final = t.body(
-    "model",
     "input",
     **FORM,
     model=p.MODEL,
@@ -80,12 +79,13 @@ _RESPONSES: Final = t.body(
     reasoning=t.optional(t.body(), "Has no effect."),
     tools=t.array(t.OBJECT, most=p.MAX_TOOLS),
     tool_choice=t.any_of({"enum": ["none", "auto", "required", None]}, *_CHOICES.values()),
-    parallel_tool_calls=t.flag("Whether several tools may be called at once; true without."),
+    parallel_tool_calls=t.flag("Whether several tools may be called at once.", default=True),
     include=t.array(t.TEXT, f"With `{_SCORES}`, probabilities are told."),
     top_logprobs=p.TOP_LOGPROBS,
     truncation=t.word(
         "auto", "disabled", description="Both are taken: nothing is left out of an input that is too long."
-    ),
+    )
+    | {"default": "disabled"},
 )
 _DESCRIBED: Final = ("name", "schema", "strict", "description")
 _FORMAT: Final = t.body(type=t.TEXT, **{key: {} for key in _DESCRIBED})

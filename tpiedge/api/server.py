@@ -1,16 +1,11 @@
-"""The HTTP application, and its server: a thread with an event loop."""
+"""The HTTP application, with its routes behind the guard, and its server."""
 
 import asyncio
-import contextlib
-import functools
-import logging
 import secrets
 import ssl
-import threading
 from collections.abc import Callable, MutableMapping
 from typing import Any
 
-import uvicorn
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
@@ -23,24 +18,23 @@ from tpiedge.api.admin import Admin
 from tpiedge.api.answering import Aborted, json_response
 from tpiedge.api.body import Disconnected, Receive, Send, discard
 from tpiedge.api.completions import Answers, name_usual_path
-from tpiedge.api.connection import HttpConnection, HttpListener, RoundRobin
+from tpiedge.api.docs import docs_routes
 from tpiedge.api.errors import ApiError, error_body, of_exception
 from tpiedge.api.fields import IGNORED
 from tpiedge.api.formats import REQUEST_ID, RESUMABLE
 from tpiedge.api.guard import OPEN_PATHS, Guard, is_admin
+from tpiedge.api.http_server import ABORT_S, HttpServer
 from tpiedge.api.intake import Intake
-from tpiedge.api.limits import HEADERS_BYTES, Limits
+from tpiedge.api.limits import Limits
 from tpiedge.api.lookups import lookup_routes
 from tpiedge.api.metrics import METRICS_TYPE, metrics_page
 from tpiedge.api.openapi import send_document
 from tpiedge.api.page import page_routes
 from tpiedge.api.records import RecordFolder
-from tpiedge.errors import InternalError
 from tpiedge.host.addresses import Address
 from tpiedge.local.service import Service
 from tpiedge.master.reconciler import RECOVERY_GRACE_S
 
-_ABORT_S = 5.0
 _CLOSE = (b"connection", b"close")
 #: Time for clients to read why an answer fails. A browser drops what its page has not read when the connection breaks.
 _HEARD_S = 0.5
@@ -72,6 +66,7 @@ class Api:
             *lookup_routes(service, self._intake),
             *Admin(service, self._admin_intake, guard).routes(),
             Route("/openapi.json", send_document, methods=["GET"]),
+            *docs_routes(),
             *page_routes(),
         ]
         self._router = Router(self.routes, redirect_slashes=False)
@@ -188,89 +183,23 @@ class ApiServer:
         records: RecordFolder | None = None,
         grace_s: float = RECOVERY_GRACE_S,
     ) -> None:
-        self._socket = HttpListener(address, limits.connections, plain=tls is None)
+        self._http = HttpServer("api", address, limits, tls)
+        #: Host and the port in use; the URL for clients on this computer.
+        self.address, self.url = self._http.address, self._http.url
         self._shelf = AnswerShelf(service, grace_s)
         try:
             #: How many answers of the previous server were resumed.
             self.recovered = 0 if records is None else self._shelf.recover(records.found(service.tokenizer))
         except BaseException:
-            self._socket.close()
+            self._http.close()
             raise
         self._api = Api(service, guard, limits, self._shelf, records)
-        #: Host and the port in use.
-        self.address: tuple[str, int] = self._socket.getsockname()[:2]
-        own = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.address[0], self.address[0])
-        #: The URL for clients on this computer.
-        self.url = f"{'http' if tls is None else 'https'}://{Address(own, self.address[1])}"
-        config = uvicorn.Config(
-            self._api,
-            # uvicorn calls it like a class.
-            http=functools.partial(HttpConnection, limits, RoundRobin()),  # type: ignore[arg-type]
-            h11_max_incomplete_event_size=HEADERS_BYTES,
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            log_level=logging.CRITICAL,
-            access_log=False,
-            proxy_headers=False,
-            server_header=False,
-            timeout_keep_alive=30,
-        )
-        config.load()
-        config.ssl = tls
-        self._server = uvicorn.Server(config)
-        self._handshake_s = None if tls is None else limits.headers_s
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._up = threading.Event()
-        self._closing = False
-        self._thread = threading.Thread(target=self._run, name="api", daemon=True)
-        # In Python 3.11 a thread counts as ended once a signal has interrupted its join().
-        self._over = threading.Event()
 
     def start(self) -> None:
         """Returns once requests are answered."""
-        self._thread.start()
-        if not self._up.wait(10.0):
-            raise InternalError("the HTTP server did not start within ten seconds")
+        self._http.start(self._api, self._api.sweep)
 
     def close(self, drain_s: float = 0.0) -> None:
         """Stops listening, lets answers finish for `drain_s`, then cancels unfinished answers. Idempotent."""
-        self._closing = True
-        if self._thread.ident is not None:
-            self._server.should_exit = True
-            self._over.wait(drain_s)
-            for cancel in (self._shelf.abort, self._drop_connections):  # first, clients are told
-                if not self._over.is_set():
-                    if self._loop is not None:  # it may be about to begin
-                        with contextlib.suppress(RuntimeError):  # it ends at this moment
-                            self._loop.call_soon_threadsafe(cancel)
-                    self._over.wait(_ABORT_S)
-        self._socket.close()
-        self._api.close(_ABORT_S)
-
-    def _run(self) -> None:
-        try:
-            asyncio.run(self._serve())
-        finally:
-            self._over.set()
-        if not self._closing:
-            raise InternalError("the HTTP server ended by itself")
-
-    async def _serve(self) -> None:
-        self._loop = loop = asyncio.get_running_loop()
-        # uvicorn has no setting for this timeout, and asyncio lets a handshake take a minute.
-        within = functools.partial(loop.create_server, ssl_handshake_timeout=self._handshake_s)
-        loop.create_server = within  # type: ignore[method-assign]
-        serving = asyncio.create_task(self._server.serve([self._socket]))
-        while not (self._server.started or serving.done()):
-            await asyncio.sleep(0)
-        if self._server.started:
-            self._api.sweep()
-            self._up.set()
-        await serving
-
-    def _drop_connections(self) -> None:
-        """Closes all connections, and ends the server at once."""
-        self._server.force_exit = True
-        for connection in tuple(self._server.server_state.connections):
-            connection.transport.abort()
+        self._http.close(drain_s, self._shelf.abort)
+        self._api.close(ABORT_S)

@@ -40,7 +40,7 @@ TOOLS: Final[dict[str, t.JsonSchema]] = {
         *_CHOICES.values(),
         description="Whether one of the tools must be called, or which.",
     ),
-    "parallel_tool_calls": t.flag("Whether several tools may be called at once; true without."),
+    "parallel_tool_calls": t.flag("Whether several tools may be called at once.", default=True),
     "functions": t.array(
         {"type": "object"}, "The older name of tools, of which at most one is called.", MAX_TOOLS
     ),

@@ -1,22 +1,26 @@
 """`tpiedge chat`: a conversation with a running master, over its HTTP API."""
 
 import json
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import click
 
 from tpiedge.cli.conversation import ChatAnswer, ChatMessage, Screen, Settings, converse, messages_of
 from tpiedge.cli.model_names import MODEL
-from tpiedge.cli.options import Number, cache_option, option, state_option
+from tpiedge.cli.options import cache_option, option, state_option
 from tpiedge.cli.reach import MasterClient, master_at, tls_ca_option, tls_fingerprint_option, trust_of
-from tpiedge.engine.sampling import MAX_TOP_K, REPETITION_PENALTY
+from tpiedge.cli.sampling_flags import TOKEN_IDS, chat_sampling_options
+from tpiedge.engine.sampling import check_sampling
 from tpiedge.errors import PeerError, UserError
 from tpiedge.local.catalogue import load_label, packs_of
 from tpiedge.model.source import parse_hub_name
 from tpiedge.progress import LiveLine
 from tpiedge.sanitise import sanitised
+from tpiedge.wire.requests import Sampling
 
 
 @click.command()
@@ -28,12 +32,7 @@ from tpiedge.sanitise import sanitised
 @option("--prompt", "One message instead of a conversation.")
 @option("--system", "System prompt.")
 @option("--max-tokens", "Limit per answer.  [default: 2048, as far as they fit]", click.IntRange(1))
-@option("--temperature", "0 is greedy.  [default: the model's, like the next four]", Number(0, 2))
-@option("--top-k", "Keep the K likeliest tokens; 0 keeps all.", click.IntRange(0, MAX_TOP_K))
-@option("--top-p", "Keep the likeliest tokens up to probability P.", Number(0, 1))
-@option("--min-p", "Drop tokens below P times the likeliest.", Number(0, 1))
-@option("--repetition-penalty", None, Number(REPETITION_PENALTY.low, REPETITION_PENALTY.high))
-@option("--seed", "The same seed gives the same answer.", click.IntRange(0, 2**63 - 1))
+@chat_sampling_options
 @option("--json", "Print one JSON object (with --prompt).", name="as_json", is_flag=True)
 @state_option
 @cache_option
@@ -48,14 +47,19 @@ def chat(
     tls_fingerprint: str | None,
     state: Path | None,
     cache: Path | None,
-    **options: float | None,
+    max_tokens: int | None,
+    **sampling: Any,
 ) -> None:
     if as_json and prompt is None:
         raise UserError("--json needs --prompt")
+    settings = {name: value for name, value in sampling.items() if value is not None}
+    check_sampling(Sampling(**settings), TOKEN_IDS)
+    if max_tokens is not None:
+        settings["max_tokens"] = max_tokens
     with master_at(url, state, api_key, trust_of(tls_ca, tls_fingerprint)) as master:
-        backend = _MasterBackend(master, _served(master, model, cache), options)
+        backend = _MasterBackend(master, _served(master, model, cache), settings)
         if prompt is None:
-            converse(backend, system)
+            converse(backend, system, state)
             return
         screen = Screen()
         show = (lambda _text: None) if as_json else screen.show
@@ -70,13 +74,13 @@ def chat(
 
 
 class _MasterBackend:
-    def __init__(self, master: MasterClient, model: str, options: Mapping[str, float | None]) -> None:
+    def __init__(self, master: MasterClient, model: str, settings: Settings) -> None:
         self.name = model
         self._master = master
-        self.settings: Settings = {name: value for name, value in options.items() if value is not None}
+        self.settings = settings
 
     def ask(self, messages: list[ChatMessage], settings: Settings, show: Callable[[str], None]) -> ChatAnswer:
-        answer, line, said = ChatAnswer(), LiveLine(), ""
+        answer, line, said, times = ChatAnswer(), LiveLine(), "", list[float]()
         body = {"model": self.name, "messages": messages, "stream": True, **self.settings, **settings}
         body["stream_options"] = {"include_usage": True}
 
@@ -91,10 +95,14 @@ class _MasterBackend:
             with self._master.stream("/v1/chat/completions", body, note, line.update) as events:
                 for event in events:
                     if text := _add_event(event, answer):
+                        times.append(time.monotonic())
                         line.finish()
                         show(text)
         finally:
             line.finish()
+        tokens = answer.usage.get("completion_tokens")
+        if isinstance(tokens, int) and tokens > 1:
+            answer.s_per_token = (times[-1] - times[0]) / (tokens - 1) if times else None
         return answer
 
 

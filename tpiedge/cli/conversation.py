@@ -1,11 +1,10 @@
-"""The chat of `tpiedge chat` and `tpiedge run` on the terminal."""
+"""The chat of `tpiedge chat` and `tpiedge run`: messages, and commands that begin with a slash."""
 
 import contextlib
 import json
 import os
 import re
 import sys
-import termios
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +13,8 @@ from typing import Protocol
 import click
 
 from tpiedge.engine.sampling import MAX_SEED, MAX_TOP_K, MIN_P, REPETITION_PENALTY, TEMPERATURE, TOP_P
-from tpiedge.errors import ContextFull, PeerError, UserError
+from tpiedge.errors import ContextFull, PeerError, TpiedgeError, UserError
+from tpiedge.host.private_file import chat_history
 from tpiedge.sanitise import sanitised
 from tpiedge.wire.fields import Range
 
@@ -26,6 +26,9 @@ Ctrl-R searches earlier messages: Enter takes one, Enter again sends it, Ctrl-G 
 /clear          clear the conversation
 /system TEXT    set the system prompt; without TEXT: remove it
 /set NAME VALUE {names}
+/set NAME       without VALUE: back to the value of the start, for seed a new one each time
+/set stats off  hide the tokens per second after answers
+/set history off  stop writing messages of this chat to the history, which later chats search
 /set            show the settings
 /save FILE      write the conversation as JSON
 /bye            end (Ctrl-D); Ctrl-C stops an answer"""
@@ -47,12 +50,14 @@ Settings = Mapping[str, float]
 
 @dataclass
 class ChatAnswer:
-    """An answer. `thinking`: the text shown last is reasoning."""
+    """An answer. `thinking`: the text shown last is reasoning, which is not part of the answer. `s_per_token`: seconds
+    per token after the first, None if unknown."""
 
     text: str = ""
     finish_reason: str | None = None
     usage: dict[str, object] = field(default_factory=dict)
     thinking: bool = False
+    s_per_token: float | None = None
 
 
 class ChatBackend(Protocol):
@@ -71,8 +76,28 @@ def messages_of(system: str | None, messages: str | Sequence[ChatMessage]) -> li
     return [*([] if system is None else [_message("system", system)]), *messages]
 
 
-def converse(backend: ChatBackend, system: str | None) -> None:
-    keys: Pipe | Terminal = Terminal() if sys.stdin.isatty() else Pipe()
+class Keys(Protocol):
+    """Reads what the user types."""
+
+    interactive: bool
+
+    def read(self) -> str | None:
+        """Returns the next message, None at the end; blocks."""
+
+    def waiting(self) -> contextlib.AbstractContextManager[None]:
+        """Encloses an answer, during which nothing is read."""
+
+    def keep_history(self, on: bool) -> str:
+        """Starts or stops writing messages to the history. Returns a line that says so. Raises UserError, DiskFull."""
+
+
+def converse(backend: ChatBackend, system: str | None, state: Path | None) -> None:
+    """Talks until the user ends. `state`: --state, with the history of chats."""
+    keys: Keys = Pipe()
+    if sys.stdin.isatty():
+        from tpiedge.cli.terminal import Terminal  # its library takes 0.1 s to import
+
+        keys = Terminal(chat_history(state))
     if keys.interactive:
         click.echo(
             f"talking to {sanitised(backend.name)}; /help lists commands, /bye or Ctrl-D ends", err=True
@@ -92,10 +117,11 @@ class Conversation:
     """The messages so far. A failed message is dropped; a stopped answer stays."""
 
     _backend: ChatBackend
-    _keys: "Pipe | Terminal"
+    _keys: Keys
     _system: str | None
     _messages: list[ChatMessage] = field(default_factory=list)
     _settings: dict[str, float] = field(default_factory=dict)
+    _stats: bool = True  # as on the page: on weak machines, speed is what one looks for
 
     def handle(self, text: str) -> bool:
         """Handles a message or a command. Returns whether the conversation goes on."""
@@ -109,7 +135,7 @@ class Conversation:
             return False
         try:
             self._obey(name, rest)
-        except UserError as error:
+        except TpiedgeError as error:
             _tell(str(error))
         return True
 
@@ -132,9 +158,18 @@ class Conversation:
 
     def _set(self, rest: str) -> None:
         name, _, value = rest.partition(" ")
-        if name:
-            key = name.replace("-", "_")
-            self._settings[key] = _parsed(key, value.strip())
+        key, value = name.replace("-", "_"), value.strip()
+        if key in ("stats", "history"):
+            if value not in ("on", "off"):
+                raise UserError(f"/set {key} needs on or off, like /set {key} off")
+            if key == "stats":
+                self._stats = value == "on"
+            self._confirm(self._keys.keep_history(value == "on") if key == "history" else f"stats {value}")
+        elif key in SETTINGS and not value:
+            self._settings.pop(key, None)
+            self._confirm(f"{key} as at the start")
+        elif name:
+            self._settings[key] = _parsed(key, value)
             self._confirm(f"{key} {self._settings[key]}, from the next answer on")
         elif not (found := {**self._backend.settings, **self._settings}):
             _tell("nothing is set: the model's defaults apply")
@@ -185,8 +220,11 @@ class Conversation:
             _tell(f"tpiedge: {error}")
             return
         click.echo()
-        if answer.finish_reason == "length" and self._keys.interactive:
-            _tell("[cut off at max tokens; /set max_tokens N allows more]")
+        if self._keys.interactive:
+            if answer.finish_reason == "length":
+                _tell("[cut off at max tokens; /set max_tokens N allows more]")
+            if self._stats and answer.s_per_token:
+                _tell(f"[{answer.usage['completion_tokens']} tokens, {1 / answer.s_per_token:.1f} tokens/s]")
         self._keep(text, answer.text)
 
     def _keep(self, text: str, answer: str) -> None:
@@ -199,7 +237,7 @@ def _message(role: str, content: str) -> ChatMessage:
 
 def _parsed(name: str, value: str) -> float:
     if name not in SETTINGS:
-        raise UserError(f"/set knows {', '.join(SETTINGS)}, not {sanitised(name)[:40]}")
+        raise UserError(f"/set knows {', '.join(SETTINGS)}, stats and history, not {sanitised(name)[:40]}")
     allowed, example = SETTINGS[name]
     words = "a whole number" if isinstance(example, int) else "a number"
     try:
@@ -278,72 +316,5 @@ class Pipe:
     def waiting(self) -> Iterator[None]:
         yield
 
-
-class Terminal:
-    """Reads lines with editing and history. Pasted text is one message."""
-
-    interactive = True
-
-    def __init__(self) -> None:
-        from prompt_toolkit import PromptSession
-        from prompt_toolkit.filters import is_searching
-        from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
-        from prompt_toolkit.key_binding.bindings.search import accept_search
-        from prompt_toolkit.output import create_output
-
-        keys = KeyBindings()
-
-        @keys.add("enter", filter=~is_searching)
-        def _send(event: KeyPressEvent) -> None:
-            event.current_buffer.validate_and_handle()
-
-        @keys.add("escape", "enter", filter=~is_searching)
-        def _break_line(event: KeyPressEvent) -> None:
-            event.current_buffer.insert_text("\n")
-
-        # A line that Ctrl-R found becomes the edited line.
-        for key in ("enter", "right", "left", "home", "end"):
-            keys.add(key, filter=is_searching)(accept_search)
-
-        self._output = create_output(always_prefer_tty=True)  # standard output may be a file
-        self._session: PromptSession[str] = PromptSession(
-            key_bindings=keys,
-            multiline=True,
-            prompt_continuation="  ",
-            enable_suspend=True,
-            output=self._output,
-        )
-
-    def read(self) -> str | None:
-        """Returns the next message; None after Ctrl-D or two Ctrl-C."""
-        interrupts = 0
-        while True:
-            try:
-                return self._session.prompt("> ")
-            except EOFError:
-                return None
-            except KeyboardInterrupt:
-                # A single Ctrl-C may be meant for an answer.
-                interrupts = 0 if self._session.default_buffer.text else interrupts + 1
-                if interrupts > 1:
-                    return None
-                if interrupts:
-                    click.echo("press Ctrl-C again, or type /bye, to end", err=True)
-
-    @contextlib.contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Keeps text typed during an answer for the next line."""
-        fd = sys.stdin.fileno()
-        before = termios.tcgetattr(fd)
-        quiet = termios.tcgetattr(fd)
-        quiet[3] &= ~(termios.ECHO | termios.ICANON)
-        quiet[0] &= ~termios.ICRNL  # Enter stays Enter for the line editor
-        termios.tcsetattr(fd, termios.TCSANOW, quiet)
-        self._output.enable_bracketed_paste()
-        self._output.flush()
-        try:
-            yield
-        finally:
-            termios.tcsetattr(fd, termios.TCSANOW, before)
-            self._output.disable_bracketed_paste()
-            self._output.flush()
+    def keep_history(self, _on: bool) -> str:
+        return "only chats at a terminal have a history"

@@ -1,5 +1,8 @@
 """Lists of commands in --help, and plain tables."""
 
+import shutil
+import sys
+import textwrap
 from collections.abc import Iterator, Sequence
 
 import click
@@ -21,12 +24,44 @@ json_option = click.option(
 )
 
 
-def table_lines(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+def screen_columns() -> int | None:
+    """Returns the columns of standard output; None unless that is a terminal."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def wrapped(line: str, columns: int | None) -> list[str]:
+    """Wraps a line of words at `columns`; None: never."""
+    if columns is None or len(line) <= columns:
+        return [line]
+    return textwrap.wrap(line, max(columns, 10), subsequent_indent="  ", break_on_hyphens=False)
+
+
+def table_lines(
+    header: Sequence[str], rows: Sequence[Sequence[str]], columns: int | None = None
+) -> Iterator[str]:
+    """Yields the table's lines. Columns are as wide as their widest cell, and all but the first are right-aligned. A
+    table wider than `columns` becomes several, each of which begins with the first column."""
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-    for row in (header, ["-" * width for width in widths], *rows):
-        first, *others = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
-        yield "  ".join([first, *(cell.strip().rjust(len(cell)) for cell in others)]).rstrip()
+    parts = [list(range(len(widths)))]
+    if columns is not None:
+        least = len(_parts(widths, columns))
+        every = (_parts(widths, limit) for limit in range(columns + 1))
+        parts = next(some for some in every if len(some) == least)  # of similar widths
+    for part in parts:
+        for row in (header, ["-" * width for width in widths], *rows):
+            first, *others = [row[at].ljust(widths[at]) for at in part]
+            yield "  ".join([first, *(cell.strip().rjust(len(cell)) for cell in others)]).rstrip()
+
+
+def _parts(widths: Sequence[int], columns: int) -> list[list[int]]:
+    """Returns which columns of a table stand side by side within `columns`, two at least."""
+    parts: list[list[int]] = [[0]]
+    for at, width in enumerate(widths[1:], 1):
+        if sum(widths[one] + 2 for one in parts[-1]) + width > columns and len(parts[-1]) > 1:
+            parts.append([0])
+        parts[-1].append(at)
+    return parts
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    click.echo("\n".join(table_lines(header, rows)))
+    click.echo("\n".join(table_lines(header, rows, screen_columns())))

@@ -133,4 +133,5 @@ class LocalBackend:
             keep_prefix=True,
         )
         answer = collect(self._cluster, request, self._model.tokenizer, self._flags["stop"], show)
-        return ChatAnswer(answer.text, answer.finish_reason)
+        usage: dict[str, object] = {"completion_tokens": len(answer.token_ids)}
+        return ChatAnswer(answer.text, answer.finish_reason, usage, s_per_token=answer.s_per_token)

@@ -31,7 +31,10 @@ VERBS = {
         "cli.pack:import_gguf",
         "Convert a Llama or Qwen model in a GGUF FILE to a pack, with its tokenizer.",
     ),
-    "bench": ("lab.verbs.bench:bench", "Measure this computer."),
+    "bench": (
+        "lab.verbs.bench:bench",
+        "Measure this computer; without a command: its speed, within about 20 seconds.",
+    ),
     "eval": ("lab.verbs.eval:evaluate", "Measure a model's quality with a text."),
     "doctor": (
         "cli.doctor:doctor",
@@ -41,21 +44,26 @@ VERBS = {
     "completion": ("cli.main:completion", "Print completions: `source <(tpiedge completion bash)`."),
     "pull": (
         "cli.models:pull",
-        "Fetch MODEL from the hub: org/name, org/name@revision, or an alias (`tpiedge ls --all`).",
+        "Fetch MODEL from the hub: an alias (`tpiedge ls --all`), org/name, or org/name:Q4_K_M for a GGUF file.",
     ),
     "ls": (
         "cli.models:ls",
         "List pulled models and cached packs, by the names that every verb takes.",
     ),
     "show": ("cli.models:show", "Show MODEL: its shape, size, licence and location."),
-    "rm": ("cli.models:rm", "Delete MODEL and its packs from the cache."),
+    "rm": ("cli.models:rm", "Delete each MODEL and its packs from the cache."),
     "shards": (
         "cli.models:shards",
         "Manage the shards that this computer keeps as a worker: list, remove, limit.",
     ),
     "token": ("cli.token:token", "Make, list and revoke tokens, with which new workers join."),
+    "keys": ("cli.keys:keys", "Make, list and revoke API keys, with which phones and programs use the API."),
     "master": ("cli.master:master", "Serve MODEL with this machine and the workers that join it."),
     "worker": ("cli.worker:worker", "Join a master and compute a share of its model."),
+    "service": (
+        "cli.service:service",
+        "Have systemd run a master or a worker: install, status, logs, uninstall.",
+    ),
     "chat": ("cli.chat_client:chat", "Talk to a running master."),
     "nodes": (
         "cli.nodes:nodes",
@@ -74,7 +82,30 @@ VERBS = {
 """(import path, line of --help) of each verb. --help imports no verb. `tpiedge config show` has the same order."""
 
 
-@click.group(cls=ConfiguredGroup, context_settings={"help_option_names": ["-h", "--help"]})
+_SYNONYMS = {"list": "ls"}
+_OLLAMA_VERBS = {
+    "ps": "'tpiedge nodes' shows what a running master serves and with which machines, 'tpiedge top' watches it",
+    "serve": "'tpiedge master MODEL' serves a model, 'tpiedge master demo' the bundled one",
+    "stop": "Ctrl-C where 'tpiedge master' or 'tpiedge run' runs ends it; 'tpiedge nodes drain' takes out one worker",
+    "create": "'tpiedge import-gguf FILE --name NAME' makes a model of a file; --system of 'tpiedge run' sets a prompt",
+    "cp": "'tpiedge import-gguf FILE --name NAME' and 'tpiedge pack MODEL --name NAME' choose a model's name",
+    "push": "models are only fetched: 'tpiedge pull MODEL'",
+}
+"""Verb of Ollama -> what does the same here."""
+
+
+class _Verbs(ConfiguredGroup):
+    """Takes Ollama's verbs: those that tpiedge has under another name, or else with a line that says what to type."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] in _OLLAMA_VERBS:
+            raise UserError(f"there is no verb '{args[0]}': {_OLLAMA_VERBS[args[0]]}")
+        return super().resolve_command(ctx, [_SYNONYMS.get(args[0], args[0]), *args[1:]])
+
+
+@click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="tpiedge", help="Show the version.")
 def cli() -> None:
     """Serve one language model with several weak machines."""

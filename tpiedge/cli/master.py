@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from tpiedge.api.guard import Guard
+from tpiedge.api.guard import Guard, is_loopback
 from tpiedge.api.keys import ApiKeys
 from tpiedge.api.records import records_in
 from tpiedge.cli import master_lines, options
@@ -17,12 +17,14 @@ from tpiedge.cli.master_parts import ANYWHERE, RECORDS, check_ports, master_part
 from tpiedge.cli.model_names import model_option
 from tpiedge.cli.nearby import announcing, check_announcing
 from tpiedge.cli.options import Location, Number, option
+from tpiedge.cli.pulling import offer_pull
 from tpiedge.errors import UserError
 from tpiedge.host.addresses import CONTROL_PORT, HTTP_PORT, outgoing_host, own_names, parse_address, resolve
 from tpiedge.host.certificate import own_certificate, read_certificate
 from tpiedge.host.device import MemoryLimits, default_threads
-from tpiedge.host.private_file import master_state
+from tpiedge.host.private_file import api_keys, master_state
 from tpiedge.host.process import LEAST_TO_COMPUTE, check_address_space, check_descriptors
+from tpiedge.host.service_manager import ServiceManager
 from tpiedge.joining.identity import load_or_create_keys
 from tpiedge.launch.offer import MemoryOffer
 from tpiedge.local.layout import chosen_kv_tokens
@@ -83,7 +85,8 @@ def _as(read: Callable[..., Any], *more: object) -> Callable[[click.Context, cli
 @option("--api-key", "Key that clients must send; repeatable.", name="api_keys", multiple=True)
 @option(
     "--api-key-file",
-    "API keys, one per line, each with an optional name (phone: KEY); read again when it changes.",
+    "API keys, one per line, each with an optional name (phone: KEY); read again when it changes.  [default: the keys "
+    "of 'tpiedge keys', if other machines may use the API]",
     Location(dir_okay=False),
 )
 @option(
@@ -183,6 +186,10 @@ def master(model_name: str, **given: Any) -> None:
         raise UserError(
             "--tls-self-signed makes a certificate of its own: leave --tls-cert and --tls-key out"
         )
+    folder = master_state(flags.state)
+    if not (flags.api_key_file or flags.api_keys or flags.insecure or is_loopback(flags.http.host)):
+        made = api_keys(flags.state)
+        flags.api_key_file = made if made.exists() else None
     flags.guard = Guard(
         flags.http.host,
         ApiKeys(flags.api_keys, flags.api_key_file),
@@ -197,7 +204,8 @@ def master(model_name: str, **given: Any) -> None:
         chosen_kv_tokens(flags.context, flags.kv_tokens)  # before the model is prepared, which may take long
     if flags.announce:
         check_announcing(master_lines.lan_address(resolve(flags.listen)))
-    folder = master_state(flags.state)
+    offer_pull(model_name, flags.cache)
+    manager = ServiceManager()
     with (
         only_master(folder),
         serving_until_stopped("running workers join again at the next start") as writer,
@@ -216,18 +224,25 @@ def master(model_name: str, **given: Any) -> None:
         with (
             Supervisor() as supervisor,
             master_parts(flags, model, keys, folder, supervisor, certificate) as (running, api, pairing),
-            master_lines.workers_invited(flags.listen, keys, folder, flags.token_file, writer.say),
+            master_lines.workers_invited(flags.listen, keys, folder, flags.token_file) as invited,
             announcing(master_lines.lan_address(resolve(flags.listen)), keys.public, writer.say)
             if flags.announce
             else nullcontext(),
         ):
             left = [] if flags.journal else records_in(folder / RECORDS)
-            for line in master_lines.start_lines(model.public_name, flags.http, api, certificate, left):
+            needs_key = bool(flags.api_keys or flags.api_key_file)
+            for line in (
+                *master_lines.start_lines(model.public_name, flags.http, api, certificate, left),
+                *master_lines.next_lines(flags.http, api.url, needs_key, invited),
+            ):
+                writer.say(line)
+            for line in master_lines.admin_lines(api.url, flags.guard.admin):
                 writer.say(line)
             try:
-                master_lines.watch(running, supervisor, pairing.pending, writer.say)
+                master_lines.watch(running, supervisor, pairing.pending, writer.say, manager)
             finally:
+                manager.stopping()
                 running.drain()
                 if not running.requests.idle:
-                    writer.say(f"finishing running requests (up to {flags.drain_s:.0f} s)")
+                    manager.saying(writer.say)(f"finishing running requests (up to {flags.drain_s:.0f} s)")
                 api.close(flags.drain_s)

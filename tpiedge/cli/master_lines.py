@@ -10,14 +10,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
+from urllib.parse import urlsplit
 
 import segno
 
+from tpiedge.api.guard import is_loopback
+from tpiedge.api.keys import AdminKey, admin_link
 from tpiedge.api.server import ApiServer
-from tpiedge.cli.token import invitation, offered
+from tpiedge.cli.token import install_lines, invitation, offered
 from tpiedge.host.addresses import Address, outgoing_host
 from tpiedge.host.certificate import Certificate
 from tpiedge.host.process import FreedMemory
+from tpiedge.host.service_manager import ServiceManager
 from tpiedge.joining.pairing import Pending
 from tpiedge.joining.tokens import JoinToken
 from tpiedge.master.assignments import collective_names
@@ -51,29 +55,33 @@ def url_for_others(http: Address, url: str) -> str:
 
 @contextmanager
 def workers_invited(
-    listen: Address, keys: CurveKeys, folder: Path, token_file: Path | None, say: Callable[[str], None]
-) -> Iterator[None]:
-    """Makes a token and says how workers join. Without `token_file`, one worker may join. The token ends with the
-    block."""
+    listen: Address, keys: CurveKeys, folder: Path, token_file: Path | None
+) -> Iterator[list[str]]:
+    """Yields what to type on other machines. Writes a token for all workers into `token_file`; without one, makes one
+    worker's token. Voids the tokens."""
     address = lan_address(listen)
     if token_file is not None:
         with offered(token_file, folder, keys.public, address):
-            say(f"workers join with: tpiedge worker --token-file {token_file}")
-            yield
+            yield [f"tpiedge worker --token-file {token_file}"]
         return
     with invitation(folder) as secret:
         token = JoinToken(keys.public, secret, address)
-        say(f"on another machine:  tpiedge worker --connect {address} --token {token.text}")
-        say("one worker per token; more with: tpiedge token create")
-        yield
+        joins = f"tpiedge worker --connect {address} --token {token.text}"
+        yield [
+            *(joins, "one worker per token; more with:  tpiedge token create"),
+            *(
+                "",
+                "or, if tpiedge is not there yet, paste this:",
+                *install_lines(folder, address, token.text),
+            ),
+        ]
 
 
 def start_lines(
     name: str, http: Address, api: ApiServer, certificate: Certificate | None, left: Sequence[Path]
 ) -> Iterator[str]:
-    """Yields lines on reaching the model. `left`: recorded answers that do not go on."""
+    """Yields lines on the served model. `left`: recorded answers that this master does not resume."""
     yield f"serving {name} at {url_for_others(http, api.url)}/v1"
-    yield from page_lines(http, api.url, terminal_columns())
     if certificate is not None:
         yield f"the certificate has the SHA-256 fingerprint {certificate.shown}"
     if api.recovered:
@@ -82,15 +90,33 @@ def start_lines(
         yield f"unfinished in {left[0].parent}: {counted(len(left), 'answer')}; --journal resumes them"
 
 
-def page_lines(http: Address, url: str, columns: int) -> list[str]:
-    """Returns the page's address, with a QR code where that helps."""
+def admin_lines(url: str, admin: AdminKey) -> list[str]:
+    """Returns a link to the page with the admin key, for a terminal alone: other outputs may be kept for long."""
+    if not (sys.stderr.isatty() and is_loopback(urlsplit(url).netloc)):
+        return []
+    return [f"to manage the machines there (works once):  {admin_link(url, admin.new_code())}"]
+
+
+def next_lines(http: Address, url: str, needs_key: bool, invited: Sequence[str]) -> Iterator[str]:
+    """Yields three blocks: how to chat here, how to chat on a phone, and how another machine joins."""
+    key = "TPIEDGE_API_KEY=KEY " if needs_key else ""
+    for title, lines in (
+        ("Chat here", [f"{key}tpiedge chat", f"or in a browser:  {url}/"]),
+        ("Chat on a phone", phone_lines(http, url, needs_key, terminal_columns() - 2)),
+        ("Compute on another machine, too", invited),
+    ):
+        yield from ("", f"{title}:", *(f"  {line}" for line in lines))
+    yield ""
+
+
+def phone_lines(http: Address, url: str, needs_key: bool, columns: int) -> list[str]:
+    """Returns the page's address, with a QR code if `columns` suffice, or how to let other devices reach it."""
+    made = "tpiedge keys add phone"
+    if is_loopback(lan_address(http).host):
+        return [made, f"then start this master again with:  --http 0.0.0.0:{http.port}"]
     page = f"{url_for_others(http, url)}/"
-    if lan_address(http).host in ("127.0.0.1", "::1", "localhost"):
-        return [
-            f"open in a browser of this computer:  {page}",
-            f"for phones and other computers, start with:  --http 0.0.0.0:{http.port} --api-key-file FILE",
-        ]
-    return [f"open in any browser of this network:  {page}", *qr_lines(page, columns)]
+    asks = [f"it asks for a key; the QR code of this command brings one:  {made}"] if needs_key else []
+    return [page, *qr_lines(page, columns), *asks]
 
 
 def qr_lines(text: str, columns: int) -> list[str]:
@@ -117,14 +143,17 @@ def watch(
     supervisor: Supervisor,
     pending: Callable[[], Sequence[Pending]],
     say: Callable[[str], None],
+    manager: ServiceManager,
 ) -> None:
-    """Says changes until interrupted. Raises the failure of another thread."""
-    show, callers, freed = Changes(say), Callers(say), FreedMemory()
+    """Says changes and waiting workers until interrupted. Raises the failure of another thread."""
+    show, callers, freed = Changes(say, manager.status), Callers(say), FreedMemory()
+    manager.ready()
     while running.failed is None:
         supervisor.check()
         show(running.status)
         callers(pending(), time.monotonic())
         freed.give_back(time.monotonic())
+        manager.alive(time.monotonic(), running.usable)  # after a turn of the control thread
         time.sleep(0.1)
     raise running.failed
 
@@ -152,6 +181,7 @@ class Callers:
 @dataclass(eq=False)
 class Changes:
     _say: Callable[[str], None]
+    _summarise: Callable[[str], None] = lambda _line: None
     _last: str = ""
     #: The reason why the plan has no part for a machine of the last snapshot.
     _spare: dict[str, SpareKind | Literal[""]] = field(default_factory=dict)
@@ -161,6 +191,7 @@ class Changes:
         if line != self._last:
             self._last = line
             self._say(line)
+            self._summarise(line)
         said, self._spare = self._spare, {node.name: node.spare for node in status.nodes}
         for node in status.nodes:
             # No plan: the summary says so.

@@ -7,16 +7,19 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+from tpiedge.api.install import InstallServer
 from tpiedge.api.limits import Limits
 from tpiedge.api.records import RecordFolder
 from tpiedge.api.server import ApiServer
 from tpiedge.cli.entry import Terminated
-from tpiedge.cli.master_lines import lan_address
+from tpiedge.cli.master_lines import lan_address, url_for_others
+from tpiedge.cli.token import install_lines
 from tpiedge.clock import MonotonicClock
 from tpiedge.errors import OutOfMemory, UserError, cannot_write
 from tpiedge.host.addresses import (
     DATA_OFFSET,
     FILES_OFFSET,
+    INSTALL_OFFSET,
     PAIRING_OFFSET,
     PURPOSES,
     Address,
@@ -29,8 +32,10 @@ from tpiedge.host.private_file import SNAPSHOTS, private_folder, replace_private
 from tpiedge.joining.connecting import MASTER
 from tpiedge.joining.pairing_link import PairingHub
 from tpiedge.joining.registrar import Registrar, unknown_peer_policy
+from tpiedge.joining.tokens import DAY_S, JoinToken, TokenStore
 from tpiedge.launch.bootstrap import NOT_MEASURED, NodeBootstrap, Timing
 from tpiedge.launch.offer import Measurements, disk_bytes_per_s
+from tpiedge.local.distribution import INSTALL, make_installer
 from tpiedge.local.layout import Layout, chosen_context, chosen_kv_tokens, model_facts_of
 from tpiedge.local.prepare import PreparedModel
 from tpiedge.local.service import Service
@@ -123,6 +128,8 @@ def master_parts(
         stack.callback(registrar.close)
         pairing = PairingHub(listen.beside(PAIRING_OFFSET).zmq, keys.public, registrar.admit, clock)
         stack.callback(pairing.close)
+        install = InstallServer(make_installer(folder / INSTALL), listen.beside(INSTALL_OFFSET))
+        stack.callback(install.close)
         files = ShipServer(files_hub, [model.pack], clock)
         files.start()
         stack.callback(files.close)
@@ -165,7 +172,16 @@ def master_parts(
             if records is not None and failed is None and kind in (KeyboardInterrupt, Terminated):
                 records.ended_in_order()
 
-        service = Service(running, registrar, pairing, model, flags.aliases, context, supervisor, placement)
+        workers = lan_address(listen)
+
+        def invite() -> list[str]:
+            _, secret = TokenStore(folder).create(DAY_S)
+            token = JoinToken(keys.public, secret, workers)
+            return install_lines(folder, workers, token.text)
+
+        service = Service(
+            running, registrar, pairing, model, flags.aliases, context, supervisor, placement, invite
+        )
         api = ApiServer(
             service,
             flags.guard,
@@ -180,12 +196,14 @@ def master_parts(
         running.start(int(time.time()))
         # Before the API starts: a killed master's file holds another secret.
         admin = folder / "admin.json"
-        workers = str(lan_address(listen))
-        note: dict[str, object] = {"url": api.url, "secret": flags.secret, "workers": workers}
+        note: dict[str, object] = {"url": api.url, "secret": flags.secret, "workers": str(workers)}
+        note["page"] = url_for_others(flags.http, api.url)
+        note["api_key_file"] = str(flags.api_key_file.resolve()) if flags.api_key_file else ""
         if certificate is not None:
             note["tls_sha256"] = certificate.fingerprint
         replace_private(admin, note)
         stack.callback(admin.unlink, missing_ok=True)
+        install.start()
         api.start()
         yield running, api, pairing
 

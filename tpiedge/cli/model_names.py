@@ -13,15 +13,15 @@ from tpiedge.cli.options import CompletedName
 from tpiedge.errors import UserError
 from tpiedge.local.catalogue import stored_packs
 from tpiedge.model.presets import aliases
-from tpiedge.model.source import DEMO, HubCache, cache_folder
+from tpiedge.model.source import DEMO, HubCache, cache_folder, parse_hub_name
 
-_HELP = "'demo', a name from `tpiedge ls`, ORG/NAME, a GGUF file, a checkpoint's folder or a pack."
+_HELP = "'demo', a name from `tpiedge ls`, ORG/NAME, ORG/NAME:Q4_K_M, a GGUF file, a checkpoint's folder or a pack."
 _T = TypeVar("_T")
 
 
 def _pulled(context: click.Context) -> Iterable[str]:
-    repos = {model.name.repo: str(model.name) for model in HubCache(_cache(context)).pulled()}
-    return (*(alias for alias, known in aliases().items() if known.repo in repos), *repos.values())
+    names = [model.name for model in HubCache(_cache(context)).pulled()]
+    return (*(alias for alias in aliases() if parse_hub_name(alias) in names), *map(str, names))
 
 
 def _cache(context: click.Context) -> Path:

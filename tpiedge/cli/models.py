@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -14,20 +15,20 @@ import click
 from tpiedge.cli.listing import ListingGroup, json_option, print_table
 from tpiedge.cli.model_names import HUB_MODEL, MODEL
 from tpiedge.cli.options import cache_option, together
+from tpiedge.cli.pulling import pull_shown
 from tpiedge.errors import UserError
 from tpiedge.kernels.panels import GROUP
 from tpiedge.local import catalogue
 from tpiedge.model.config import ModelConfig
 from tpiedge.model.folder import has_file
 from tpiedge.model.gguf.model import GgufModel
-from tpiedge.model.presets import aliases, preset
-from tpiedge.model.source import DEFAULT_REVISION, HubCache, parse_hub_name
+from tpiedge.model.presets import Alias, aliases, find_alias, preset, unsupported
+from tpiedge.model.source import HubCache, HubName, parse_hub_name
 from tpiedge.model.spec import config_of_pack, model_spec
 from tpiedge.pack.layout import storage_of
 from tpiedge.pack.reader import Pack, remove_packs
 from tpiedge.pack.specs import BlobSpec, Precision
 from tpiedge.pack.store import ShardStore, write_limit
-from tpiedge.progress import ByteProgress
 from tpiedge.sanitise import quote, sanitised_line
 from tpiedge.units import format_age, format_bytes, parse_bytes
 
@@ -37,8 +38,9 @@ _usual_options = together(json_option, cache_option)
 def _card(name: str, cache: Path | None) -> dict[str, Any]:
     """Returns a model's facts. `path` is None without files here. Raises UserError."""
     hub_name = parse_hub_name(name)
-    known = [one for one in aliases().values() if hub_name and one.repo == hub_name.repo]
-    alias = aliases().get(name) or next(iter(known), None)
+    alias = find_alias(name) or next(
+        filter(lambda one: parse_hub_name(one.name) == hub_name, aliases().values()), None
+    )
     try:
         found = catalogue.find_model(name, cache)
     except UserError:
@@ -47,12 +49,14 @@ def _card(name: str, cache: Path | None) -> dict[str, Any]:
         config, path, packs = ModelConfig.from_huggingface(preset(alias.shape)), None, []
     else:
         path, packs = found.path, catalogue.packs_of(name, cache)
+        if found.kind == "pack" or os.path.isfile(name):
+            hub_name = alias = None
         if found.kind == "checkpoint":
             config = ModelConfig.open(path)
+        elif found.kind == "GGUF file":
+            config = GgufModel.open(path).config
         else:
-            is_pack, hub_name, alias = found.kind == "pack", None, None
-            config = config_of_pack(Pack.open(path)) if is_pack else GgufModel.open(path).config
-            name = catalogue.load_label(path).name if is_pack else name
+            config, name = config_of_pack(Pack.open(path)), catalogue.load_label(path).name
     spec = model_spec(config)
     layers = {one: sum(_nbytes(layer, one) for layer in spec.layers) for one in Precision}
     others = {
@@ -65,6 +69,8 @@ def _card(name: str, cache: Path | None) -> dict[str, Any]:
         "model": name,
         "repo": hub_name.repo if hub_name else None,
         "revision": hub_name.revision if hub_name else None,
+        "quant": hub_name.quant if hub_name else None,
+        "pull_bytes": _pull_bytes(alias) if alias else None,
         "gated": alias.gated if alias else None,
         "licence": alias.licence if alias else None,
         "note": alias.note if alias else "",
@@ -83,9 +89,10 @@ def _card(name: str, cache: Path | None) -> dict[str, Any]:
 
 
 def _card_lines(card: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    revision = "" if card["revision"] in (None, DEFAULT_REVISION) else f"@{card['revision']}"
-    yield "model", f"{card['model']} ({card['repo']}{revision})" if card["repo"] else card["model"]
-    yield "where", card["path"] or f"not on this computer: tpiedge pull {card['model']}"
+    place = HubName(card["repo"], card["revision"], card["quant"]) if card["repo"] else ""
+    yield "model", f"{card['model']} ({place})" if place else card["model"]
+    size = f" ({format_bytes(card['pull_bytes'])})" if card["pull_bytes"] else ""
+    yield "where", card["path"] or f"not on this computer: tpiedge pull {card['model']}{size}"
     for path in card["packs"]:
         found = catalogue.stored_pack(Path(path))
         size = "damaged" if found.nbytes is None else format_bytes(found.nbytes)
@@ -125,6 +132,16 @@ def _nbytes(blob: BlobSpec, precision: Precision) -> int:
     return (weights * precision.bits + scales + vectors * precision.of_vectors.bits) // 8
 
 
+def _pull_bytes(alias: Alias) -> int:
+    """Estimates the bytes to pull from the shape."""
+    config = ModelConfig.from_huggingface(preset(alias.shape))
+    spec = model_spec(config)
+    blobs = (*spec.layers, spec.embedding, spec.head)
+    # A tied head is stored once, with the embedding.
+    stored = Precision.Q8 if alias.quant else Precision.BF16
+    return sum(_nbytes(blob, stored) for blob in blobs)
+
+
 @click.command()
 @click.option("--all", "with_aliases", is_flag=True, help="Also list aliases that can be pulled.")
 @_usual_options
@@ -146,7 +163,9 @@ def ls(with_aliases: bool, as_json: bool, cache: Path | None) -> None:
             "packs": [dataclasses.asdict(pack) | {"path": str(pack.path)} for pack in packs],
         }
         if with_aliases:
-            record["aliases"] = [dataclasses.asdict(alias) for alias in offered]
+            record["aliases"] = [
+                dataclasses.asdict(alias) | {"nbytes": _pull_bytes(alias)} for alias in offered
+            ]
         click.echo(json.dumps(record))
         return
     rows = []
@@ -154,8 +173,18 @@ def ls(with_aliases: bool, as_json: bool, cache: Path | None) -> None:
         size = "damaged: tpiedge rm it" if pack.nbytes is None else format_bytes(pack.nbytes)
         used = format_age(time.time() - pack.used_s)
         rows.append([pack.name, pack.precision or "", size, sanitised_line(pack.source), used])
-    rows += [[str(one.name), "checkpoint", format_bytes(one.nbytes), "the hub", ""] for one in pulled]
-    rows += [[one.name, "", "", one.repo + (", gated" if one.gated else ""), ""] for one in offered]
+    for one in pulled:
+        alias = next((alias for alias in aliases() if parse_hub_name(alias) == one.name), None)
+        source = f"{one.name}, the hub" if alias else "the hub"
+        kind = one.name.quant or "checkpoint"
+        rows.append([alias or str(one.name), kind, format_bytes(one.nbytes), source, ""])
+    here = {one.name for one in pulled}
+    for known in offered:
+        if parse_hub_name(known.name) not in here:
+            terms = f"to pull, {known.licence}{', gated' if known.gated else ''}"
+            rows.append(
+                [known.name, known.quant or "checkpoint", format_bytes(_pull_bytes(known)), terms, ""]
+            )
     if rows:
         print_table(["name", "precision", "size", "source", "last use"], rows)
     else:
@@ -177,22 +206,26 @@ def show(model_name: str, as_json: bool, cache: Path | None) -> None:
 
 
 @click.command()
-@click.argument("model_name", metavar="MODEL", type=MODEL)
+@click.argument("model_names", metavar="MODEL...", type=MODEL, nargs=-1, required=True)
 @click.option("--packs-only", is_flag=True, help="Keep the pulled checkpoint.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @cache_option
-def rm(model_name: str, packs_only: bool, yes: bool, cache: Path | None) -> None:
-    """Delete MODEL and its packs from the cache. Your own folders are never deleted."""
-    hub_name, hub = parse_hub_name(model_name), HubCache(cache)
-    packs = catalogue.packs_of(model_name, cache)
-    for pack in packs:
-        if pack.resolve().parent != catalogue.packs_folder(cache).resolve():
-            raise UserError(f"{pack} is not in the cache: delete the folder yourself")
-    repo = hub_name.repo if hub_name is not None and not packs_only else None
-    entry = hub.entry(repo) if repo is not None and hub.entry(repo).is_dir() else None
-    if not packs and entry is None:
-        raise UserError(f"nothing of {quote(model_name)} is in the cache: tpiedge ls lists what is")
-    for path in [*packs, *([entry] if entry else [])]:
+def rm(model_names: tuple[str, ...], packs_only: bool, yes: bool, cache: Path | None) -> None:
+    """Delete each MODEL and its packs from the cache. Your own folders are never deleted."""
+    hub = HubCache(cache)
+    packs: dict[Path, None] = {}
+    entries: dict[HubName, None] = {}
+    for name in model_names:
+        found, hub_name = catalogue.packs_of(name, cache), parse_hub_name(name)
+        for pack in found:
+            if pack.resolve().parent != catalogue.packs_folder(cache).resolve():
+                raise UserError(f"{pack} is not in the cache: delete the folder yourself")
+        pulled = hub_name is not None and not packs_only and hub.entry(hub_name).is_dir()
+        if not found and not pulled:
+            raise UserError(f"nothing of {quote(name)} is in the cache: tpiedge ls lists what is")
+        packs |= dict.fromkeys(found)
+        entries |= {hub_name: None} if hub_name is not None and pulled else {}
+    for path in [*packs, *map(hub.entry, entries)]:
         click.echo(f"delete {path}", err=True)
     try:
         if not yes and not click.confirm("Sure?", err=True):
@@ -203,36 +236,29 @@ def rm(model_name: str, packs_only: bool, yes: bool, cache: Path | None) -> None
         if sys.stdin.isatty():
             raise
         raise UserError("standard input is closed: give --yes to delete without asking") from None
-    remove_packs(packs)  # first: it refuses packs in use
-    if entry is not None and repo is not None:
-        hub.remove(repo)
+    remove_packs([*packs])  # first: it refuses packs in use
+    for entry in entries:
+        hub.remove(entry)
 
 
 @click.command()
 @click.argument("model_name", metavar="MODEL", type=HUB_MODEL)
 @_usual_options
 def pull(model_name: str, as_json: bool, cache: Path | None) -> None:
-    """Fetch MODEL from the hub: org/name, org/name@revision, or an alias (`tpiedge ls --all`).
+    """Fetch MODEL from the hub: an alias (`tpiedge ls --all`), org/name, or org/name:Q4_K_M for a GGUF file.
 
-    Only safetensors weights, configs, tokenizers and chat templates are fetched. An interrupted pull resumes.
-    HF_TOKEN is for gated models, HF_ENDPOINT names another hub.
+    Only a GGUF file, or safetensors weights, configs, tokenizers and chat templates are fetched. An interrupted pull
+    resumes. @REVISION after the name takes a branch, tag or commit. HF_TOKEN is for gated models, HF_ENDPOINT names
+    another hub.
     """
     name = parse_hub_name(model_name)
     if name is None:
-        raise UserError(
-            f"{quote(model_name)} is not a model on the hub: give org/name or an alias (`tpiedge ls --all`)"
-        )
-    # Imported late: it needs an HTTP client, unlike other verbs.
-    from tpiedge.model.hub import pull as pull_model
-
-    progress = ByteProgress(f"pulling {name}")
-    fetched = 0
-    try:
-        report = pull_model(name, HubCache(cache), progress)
-        fetched = report.fetched
-    finally:
-        progress.finish(fetched)
-    if not has_file(report.folder, "tokenizer.json"):
+        words = "is not a model on the hub: give org/name, org/name:Q4_K_M or an alias (tpiedge ls --all)"
+        more = catalogue.suggestion(model_name, cache)
+        raise UserError(unsupported(model_name) or f"{quote(model_name)} {words}{more}")
+    report = pull_shown(name, cache)
+    fetched = report.fetched
+    if not name.quant and not has_file(report.folder, "tokenizer.json"):
         click.echo(f"{name} has no tokenizer.json: it takes --prompt-ids, not text", err=True)
     if as_json:
         found = {"path": str(report.folder), "model": str(name), "commit": report.folder.name}

@@ -2,24 +2,28 @@
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import click
 
-from tpiedge.cli.listing import ListingGroup, json_option, print_table
+from tpiedge.api.guard import is_loopback
+from tpiedge.api.keys import admin_link
+from tpiedge.cli.listing import ListingGroup, json_option, print_table, screen_columns, wrapped
 from tpiedge.cli.options import Number, option, state_option, together
 from tpiedge.cli.reach import MasterClient, admin_of
-from tpiedge.cli.top import named, title, waiting_lines, well_formed
-from tpiedge.errors import PeerError
+from tpiedge.cli.top import named, names_of, title, waiting_lines, well_formed
+from tpiedge.errors import PeerError, UserError
 from tpiedge.master.assignments import collective_names
 from tpiedge.progress import LiveLine
 from tpiedge.sanitise import sanitised
 from tpiedge.units import counted, format_bytes, format_range, format_seconds
 
 _HEADER = (
-    *("node", "rank", "state", "heads", "FFN tiles", "threads"),
+    *("node", "rank", "state", "heads", "FFN", "threads"),
     *("memory", "speed", "weights", "disk", "seen"),
 )
 _usual_options = together(json_option, state_option)
@@ -57,6 +61,22 @@ def key(as_json: bool, state: Path | None) -> None:
     with admin_of(state) as master:
         found = str(master.key)
     click.echo(json.dumps({"key": found}) if as_json else found)
+
+
+@nodes.command()
+@_usual_options
+def link(as_json: bool, state: Path | None) -> None:
+    """Print a link that opens the page on this computer with the admin key.
+
+    The link works once, within an hour, and voids earlier links.
+    """
+    with admin_of(state) as master:
+        if not is_loopback(urlsplit(master.url).netloc):
+            raise UserError(
+                f"the API is not on loopback: open {master.url} and type the key of 'tpiedge nodes key'"
+            )
+        found = admin_link(master.url, str(master.post("/admin/link", {}).get("code")))
+    click.echo(json.dumps({"link": found}) if as_json else found)
 
 
 @nodes.command()
@@ -154,39 +174,43 @@ def _show(everybody: bool, as_json: bool, state: Path | None) -> None:
 
 
 def _print(status: dict[str, Any], away: int) -> None:
-    rows = {node["name"]: _row(node) for node in status["nodes"]}
-    for state, workers in (("away", "members"), ("revoked", "revoked")):
-        for worker in status.get(workers, []):
-            absent = (title(worker), "-", state, "-", "-", "-", "?", "?", "-", "-", "-")
-            rows.setdefault(worker["name"], absent)
+    absent = {"away": status.get("members", []), "revoked": status.get("revoked", [])}
+    # The same worker may be in several lists: what the plan says of it counts.
+    called = names_of({one["name"]: one for one in chain(*absent.values(), status["nodes"])}.values())
+    rows = {node["name"]: (called[node["name"]], *_row(node)) for node in status["nodes"]}
+    for state, workers in absent.items():
+        for worker in workers:
+            rows.setdefault(worker["name"], (called[worker["name"]], "-", state, *"---", "?", "?", *"---"))
     print_table(_HEADER, list(rows.values()))
+    for line in _lines(status, called, away):
+        click.echo("\n".join(wrapped(line, screen_columns())))
+
+
+def _lines(status: dict[str, Any], called: Mapping[str, str], away: int) -> Iterator[str]:
     if away:
-        click.echo(f"{counted(away, 'worker')} away for more than a minute: tpiedge nodes --all")
+        yield f"{counted(away, 'worker')} away for more than a minute: tpiedge nodes --all"
     for node in status["nodes"]:
         if node["why"]:
-            click.echo(f"{title(node)}: {sanitised(node['why'])}")
+            yield f"{called[node['name']]}: {sanitised(node['why'])}"
         if node["not_stocked"]:
-            why = sanitised(node["not_stocked"])
-            click.echo(f"{title(node)} is not ready for failover: {why}")
+            yield f"{called[node['name']]} is not ready for failover: {sanitised(node['not_stocked'])}"
     reason, why = (
         f": {sanitised(status[name])}" if status[name] else "" for name in ("reason", "collective_why")
     )
-    click.echo(f"{'ready' if status['ready'] else 'not ready'}{reason}")
+    yield f"{'ready' if status['ready'] else 'not ready'}{reason}"
     if status["collective"]:
         ways = collective_names(sanitised(status["collective"]), sanitised(status["bulk_collective"]))
-        click.echo(f"all-reduce: {ways}{why}")
+        yield f"all-reduce: {ways}{why}"
     if status["ready"]:
         shows = sanitised(status["split_shows"])
         other = f"the last bits may change with the machines' shares, because of {shows}"
-        click.echo(f"answers: {other if shows else 'bit-identical for any shares'}")
-    click.echo(f"{status['running']} running, {status['queued']} queued")
-    for line in waiting_lines(status["pending"]):
-        click.echo(line)
+        yield f"answers: {other if shows else 'bit-identical for any shares'}"
+    yield f"{status['running']} running, {status['queued']} queued"
+    yield from waiting_lines(status["pending"])
 
 
 def _row(node: dict[str, Any]) -> tuple[str, ...]:
     return (
-        title(node),
         "-" if node["rank"] is None else str(node["rank"]),
         "serving" if node["state"] == "ready" else sanitised(node["state"]),
         format_range(*node["attention"]),

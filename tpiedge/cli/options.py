@@ -184,7 +184,7 @@ state_option = _folder_option(
     "state",
     user_state_path,
     ("master", "worker"),
-    "Folder for keys, members and tokens.  [default: the user's state folder]",
+    "Folder for keys, members, tokens and chats' history.  [default: the user's state folder]",
 )
 
 

@@ -145,7 +145,7 @@ class MasterClient:
             raise UserError(
                 f"{sanitised(url)[:80]} is without TLS, for which a certificate was given: write https://"
             )
-        self._url = url
+        self.url = url
         self._own = own
         self.key = key
         try:
@@ -194,26 +194,26 @@ class MasterClient:
 
     @contextlib.contextmanager
     def _failing(self, answer: AnswerStream | None = None) -> Iterator[None]:
-        advice = " (one with TLS wants https://)" if urlsplit(self._url).scheme == "http" else ""
+        advice = " (one with TLS wants https://)" if urlsplit(self.url).scheme == "http" else ""
         try:
             yield
         except HttpRefusal as refusal:
             raise self._error_of(refusal) from None
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-            raise _tls_refusal(error, self._url) or UserError(
-                f"no master answers at {self._url}: start one with 'tpiedge master MODEL', or give its --url"
+            raise _tls_refusal(error, self.url) or UserError(
+                f"no master answers at {self.url}: start one with 'tpiedge master MODEL', or give its --url"
             ) from None
         except httpx.TimeoutException:
-            raise PeerError(f"the master at {self._url} has been silent for a minute") from None
+            raise PeerError(f"the master at {self.url} has been silent for a minute") from None
         except (httpx.RemoteProtocolError, httpx.NetworkError):
             if answer is not None and answer.begun:
                 raise PeerError(
-                    f"the master at {self._url} ended during the answer: ask again once it runs; with --journal a "
+                    f"the master at {self.url} ended during the answer: ask again once it runs; with --journal a "
                     "restarted master resumes its answers"
                 ) from None
-            raise PeerError(f"the master at {self._url} ended the connection early{advice}") from None
+            raise PeerError(f"the master at {self.url} ended the connection early{advice}") from None
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise UserError(f"cannot talk to {self._url}: {sanitised(str(error))[:200]}") from None
+            raise UserError(f"cannot talk to {self.url}: {sanitised(str(error))[:200]}") from None
 
     def _error_of(self, refusal: HttpRefusal) -> TpiedgeError:
         if refusal.status == httpx.codes.UNAUTHORIZED:

@@ -15,6 +15,7 @@ from tpiedge.cli.listing import json_option, print_table
 from tpiedge.cli.local_chat import LocalBackend, answer_json, positions, tell_summary
 from tpiedge.cli.model_names import TESTBED, model_option
 from tpiedge.cli.options import Location, is_default, option
+from tpiedge.cli.pulling import offer_pull
 from tpiedge.cli.sampling_flags import TOKEN_IDS, sampling_of, sampling_options, token_ids, with_usual
 from tpiedge.engine.sampling import check_sampling
 from tpiedge.errors import TpiedgeError, UserError
@@ -83,6 +84,7 @@ _testbed_option = option(
 )
 @json_option
 @sampling_options
+@options.state_option
 @options.cache_option
 def run(
     model_name: str, nodes: int, prompt: str | None, system: str | None, as_json: bool, **flags: Any
@@ -119,6 +121,7 @@ def run(
     if "" in flags["stop"]:
         raise UserError("--stop is empty: leave it out, or give some text")
     sampling = sampling_of(flags)
+    offer_pull(model_name, flags["cache"])
     with recording(flags["trace"], layout.nodes) as traces:
         model = prepare(model_name, flags["precision"], flags["compute"], flags["cache"], flags["kv"])
         check_sampling(sampling, model.config.vocab_size)
@@ -128,7 +131,7 @@ def run(
             capacity = chosen_context(model, layout, flags["context"])
             plan = plan_cluster(model, layout, capacity)
             with launch(model, layout, plan, capacity, traces) as cluster:
-                converse(LocalBackend(cluster, model, capacity, sampling, flags), system)
+                converse(LocalBackend(cluster, model, capacity, sampling, flags), system, flags["state"])
             return
         is_message = bool(prompt) and not flags["raw"] and model.has_template
         if is_message:

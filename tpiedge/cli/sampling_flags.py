@@ -1,18 +1,26 @@
 """Flags of sampling, and token ids."""
 
 import secrets
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
 import click
 
 from tpiedge.cli.options import Decorator, Parsed, is_default, option, together
-from tpiedge.engine.sampling import check_sampling
+from tpiedge.engine.sampling import TEMPERATURE, check_sampling
 from tpiedge.errors import UserError
 from tpiedge.wire.requests import Sampling
 
 TOKEN_IDS = 1 << 32
-_OF_MODELS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+_OF_MODELS: Mapping[str, tuple[type, str]] = {
+    "temperature": (float, f"{TEMPERATURE.low:g} is greedy, {TEMPERATURE.high:g} the most random."),
+    "top_k": (int, "Keep the K likeliest tokens; 0 keeps all."),
+    "top_p": (float, "Keep the likeliest tokens up to probability P."),
+    "min_p": (float, "Drop tokens below P times the likeliest."),
+    "repetition_penalty": (float, ""),
+}
+_SEED = "The same seed gives the same answer.  [default: random]"
 
 
 def _logit_bias(text: str) -> tuple[int, float]:
@@ -26,16 +34,15 @@ def _logit_bias(text: str) -> tuple[int, float]:
 def _sampling(name: str, kind: type, says: str = "") -> Decorator[Any]:
     default = getattr(Sampling(), name)
     shown = f"{default}; in a chat the model's own" if name in _OF_MODELS else default
-    flag = f"--{name.replace('_', '-')}"
-    return click.option(flag, type=kind, default=default, help=f"{says}  [default: {shown}]".strip())
+    return click.option(_flag(name), type=kind, default=default, help=f"{says}  [default: {shown}]".strip())
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 sampling_options = together(
-    _sampling("temperature", float, "0 is greedy."),
-    _sampling("top_k", int, "Keep the K likeliest tokens; 0 keeps all."),
-    _sampling("top_p", float, "Keep the likeliest tokens up to probability P."),
-    _sampling("min_p", float, "Drop tokens below P times the likeliest."),
-    _sampling("repetition_penalty", float),
+    *(_sampling(name, *kind) for name, kind in _OF_MODELS.items()),
     _sampling("presence_penalty", float),
     _sampling("frequency_penalty", float),
     option(
@@ -44,8 +51,15 @@ sampling_options = together(
         Parsed("ID:BIAS", _logit_bias),
         multiple=True,
     ),
-    click.option("--seed", type=int, help="The same seed gives the same answer.  [default: random]"),
+    option("--seed", _SEED, int),
     _sampling("logprobs", int, "Report the K likeliest tokens (--json)."),
+)
+chat_sampling_options = together(
+    *(
+        option(_flag(name), f"{says}  [default: the model's]".strip(), kind)
+        for name, (kind, says) in _OF_MODELS.items()
+    ),
+    option("--seed", _SEED, int),
 )
 
 

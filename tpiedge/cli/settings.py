@@ -167,6 +167,12 @@ def _load(ctx: click.Context, _param: click.Parameter, given: Path | None) -> No
     ctx.meta[_META] = (ctx, settings)
 
 
+def named_settings(ctx: click.Context) -> Path | None:
+    """Returns the file of --config."""
+    given: Path | None = ctx.meta.get(f"{_META}.given")
+    return given
+
+
 def _start_log(_ctx: click.Context, _param: click.Parameter, level: str | None) -> None:
     if level is not None:
         logging.basicConfig(

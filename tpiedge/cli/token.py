@@ -14,10 +14,11 @@ import click
 from tpiedge.cli.listing import ListingGroup, print_table
 from tpiedge.cli.options import state_option
 from tpiedge.errors import UserError
-from tpiedge.host.addresses import CONTROL_PORT, Address, outgoing_host, parse_address
+from tpiedge.host.addresses import CONTROL_PORT, INSTALL_OFFSET, Address, outgoing_host, parse_address
 from tpiedge.host.private_file import master_state, private_folder, read_private, replace_private
 from tpiedge.joining.identity import load_or_create_keys
 from tpiedge.joining.tokens import CLOCK_SET_S, DAY_S, JoinToken, TokenRecord, TokenStore
+from tpiedge.local.distribution import INSTALL, find_installer, shell_lines
 from tpiedge.units import counted
 
 _NOTE = "offered.json"
@@ -57,6 +58,10 @@ def create(expires: str, uses: str, host: str | None, state: Path | None) -> Non
     workers = "any number of workers" if record.left is None else counted(record.left, "worker")
     click.echo(f"token {record.id}: for {workers} until {_end(record)}", err=True)
     click.echo(f"on another machine:  tpiedge worker --connect {address} --token {made.text}", err=True)
+    if lines := install_lines(folder, address, made.text):
+        click.echo("or, if tpiedge is not there yet, paste this while the master runs:", err=True)
+        for line in lines:
+            click.echo(f"  {line}", err=True)
 
 
 @token.command()
@@ -83,6 +88,13 @@ def revoke(token_id: str, state: Path | None) -> None:
     """Revoke a token; workers that joined with it stay ('tpiedge nodes revoke' removes them)."""
     TokenStore(_master_folder(state)).revoke(token_id)
     click.echo(f"token {token_id} is revoked")
+
+
+def install_lines(folder: Path, address: Address, token: str) -> list[str]:
+    """Returns lines that install tpiedge on another machine and start a worker; [] before a master's first start."""
+    handed = find_installer(folder / INSTALL)
+    url = f"http://{address.beside(INSTALL_OFFSET)}"
+    return shell_lines(handed, url, str(address), token) if handed is not None else []
 
 
 def _master_folder(state: Path | None) -> Path:

@@ -10,14 +10,15 @@ import sys
 import termios
 import time
 import tty
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import date, datetime
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import click
 
-from tpiedge.cli.listing import json_option, table_lines
+from tpiedge.cli.listing import json_option, screen_columns, table_lines, wrapped
 from tpiedge.cli.options import option, state_option
 from tpiedge.cli.reach import admin_of
 from tpiedge.errors import PeerError, UserError
@@ -28,10 +29,10 @@ PictureJson: TypeAlias = Mapping[str, Any]
 
 _LOOK_S: Final = 1.0
 _MACHINES: Final = (
-    *("machine", "rank", "state", "heads", "FFN", "memory", "step", "compute", "wait", "network", "disk"),
-    *("link", "on disk"),
+    *("machine", "rank", "state", "heads", "FFN", "memory", "link", "on disk"),
+    *("step", "compute", "wait", "network", "disk"),
 )
-_REQUESTS: Final = ("request", "from", "state", "age", "prompt", "tokens", "tokens/s")
+_REQUESTS: Final = ("from", "state", "age", "prompt", "tokens", "tokens/s", "request")
 #: A step's parts, with their letters on a machine's timeline.
 _PARTS: Final = {"compute": "#", "wait": ".", "network": "~", "disk": "d"}
 _EVENTS: Final = {
@@ -71,7 +72,7 @@ def top(once: bool, as_json: bool, state: Path | None) -> None:
         click.echo(json.dumps(picture))
         return
     with well_formed():
-        click.echo("\n".join(picture_lines(picture, date.today())))
+        click.echo("\n".join(picture_lines(picture, date.today(), screen_columns())))
 
 
 def _look(state: Path | None) -> PictureJson:
@@ -123,25 +124,36 @@ def _full_screen(has_keys: bool) -> Iterator[None]:
 def screen_lines(picture: PictureJson, problem: str, size: tuple[int, int]) -> list[str]:
     """Returns lines for `size` (columns, lines) minus one line. `problem`: why the picture is old."""
     width, height = size
-    first, *others = picture_lines(picture, date.today())
-    lines = [first, *([problem] if problem else []), *others][: max(0, height - 1)]
+    said = wrapped(problem, width - 1) if problem else []
+    lines = [*said, *picture_lines(picture, date.today(), width - 1)][: max(0, height - 1)]
     return [line if len(line) < width else f"{line[: width - 2]}…" for line in lines]
 
 
-def picture_lines(picture: PictureJson, today: date) -> Iterator[str]:
-    yield summary(picture)
-    yield from table_lines(_MACHINES, [machine_row(one) for one in picture["machines"]])
+def picture_lines(picture: PictureJson, today: date, columns: int | None = None) -> Iterator[str]:
+    """Yields the lines of a screen with so many columns (None: as many as it takes)."""
+    called = names_of(picture["machines"])
+    yield from wrapped(summary(picture), columns)
+    rows = [(called[one["name"]], *machine_row(one)) for one in picture["machines"]]
+    yield from table_lines(_MACHINES, rows, columns)
     if picture["requests"]:
-        yield from table_lines(_REQUESTS, [request_row(one) for one in picture["requests"]])
+        yield from table_lines(_REQUESTS, [request_row(one) for one in picture["requests"]], columns)
     if picture["timeline"] is not None and picture["timeline"]["took_s"] > 0:
-        yield from timeline_lines(picture["timeline"])
-    yield from notes(picture)
-    yield from (event_line(event, today) for event in picture["events"][:10])
-    yield from link_lines(picture)
+        yield from timeline_lines(picture["timeline"], columns)
+    for line in (*notes(picture, called), *(event_line(event, today) for event in picture["events"][:10])):
+        yield from wrapped(line, columns)
+    room = max(map(len, called.values()), default=0)
+    yield from link_lines(picture, 7 if columns is None else max(1, (columns - room - 3) // 10))
+
+
+def names_of(machines: Iterable[PictureJson]) -> Mapping[str, str]:
+    """Returns what people call each machine, by its name: its host, and its name too if others have that host."""
+    hosts = {one["name"]: str(one.get("host") or one["name"]) for one in machines}
+    shared = Counter(hosts.values())
+    return {name: named(name, host) if shared[host] > 1 else sanitised(host) for name, host in hosts.items()}
 
 
 def named(name: str, host: str | None) -> str:
-    return sanitised(f"{name} ({host})" if host not in (None, "", name) else name)
+    return sanitised(f"{host} ({name})" if host not in (None, "", name) else name)
 
 
 def title(node: PictureJson) -> str:
@@ -175,15 +187,14 @@ def machine_row(machine: PictureJson) -> tuple[str, ...]:
         state += f", silent for {format_seconds(machine['silent_s'])}"
     budget = f"/{memory['budget_bytes'] / 1e9:.1f}" if memory["budget_bytes"] else ""
     return (
-        title(machine),
         str(machine["rank"]) if takes_part else "-",
         state,
         *((f"{share['heads']:.0%}", f"{share['ffn']:.0%}") if takes_part else ("-", "-")),
         f"{memory['planned_bytes'] / 1e9:.1f}{budget} GB" if takes_part else "-",
-        format_seconds(total_s) if total_s else "-",
-        *(f"{spent[part] / total_s:.0%}" if total_s else "-" for part in _PARTS),
         f"{format_seconds(link['round_trip_s'])}, {format_bytes(link['bytes_per_s'])}/s" if link else "-",
         format_bytes(machine["disk"]["held_bytes"]) if machine["disk"]["held_bytes"] else "-",
+        format_seconds(total_s) if total_s else "-",
+        *(f"{spent[part] / total_s:.0%}" if total_s else "-" for part in _PARTS),
     )
 
 
@@ -197,24 +208,25 @@ def request_row(request: PictureJson) -> tuple[str, ...]:
         left = "" if reading["left_s"] is None else f", {format_seconds(reading['left_s'])} left"
         prompt = f"{reading['done_tokens']:d} of {reading['of_tokens']:d}{left}"
     return (
-        sanitised(request["id"]),
         name,
         sanitised(request["state"]),
         "-" if request["age_s"] is None else format_seconds(request["age_s"]),
         prompt,
         f"{request['tokens']:d} of {request['max_tokens']:d}",
         f"{request['tokens_per_s']:.1f}" if request["tokens_per_s"] else "-",
+        sanitised(request["id"]),
     )
 
 
-def timeline_lines(timeline: PictureJson) -> Iterator[str]:
+def timeline_lines(timeline: PictureJson, columns: int | None) -> Iterator[str]:
     keys = ", ".join(f"{letter} {part}" for part, letter in _PARTS.items())
     at, took = datetime.fromtimestamp(timeline["at"]), format_seconds(timeline["took_s"])
     yield f"step {timeline['step']:d} at {at:%H:%M:%S}: {took} ({keys})"
-    names = [title(one) for one in timeline["machines"]]
-    room = max(map(len, names), default=0)
-    for name, machine in zip(names, timeline["machines"], strict=True):
-        yield f"{name:{room}}  {step_line(machine, timeline['took_s'], 60)}"
+    called = names_of(timeline["machines"])
+    room = max(map(len, called.values()), default=0)
+    letters = 60 if columns is None else max(8, min(60, columns - room - 2))
+    for machine in timeline["machines"]:
+        yield f"{called[machine['name']]:{room}}  {step_line(machine, timeline['took_s'], letters)}"
 
 
 def step_line(machine: PictureJson, took_s: float, width: int) -> str:
@@ -230,10 +242,10 @@ def step_line(machine: PictureJson, took_s: float, width: int) -> str:
     )
 
 
-def notes(picture: PictureJson) -> Iterator[str]:
+def notes(picture: PictureJson, called: Mapping[str, str]) -> Iterator[str]:
     for one in picture["machines"]:
         if one["why"] and one["state"] != "serving":
-            yield f"{title(one)}: {sanitised(one['why'])}"
+            yield f"{called[one['name']]}: {sanitised(one['why'])}"
     for one in picture["requests"]:
         if one["why"]:
             yield f"{sanitised(one['id'])} paused for {format_seconds(one['paused_s'])}: {sanitised(one['why'])}"
@@ -255,7 +267,7 @@ def event_line(event: PictureJson, today: date) -> str:
 
 
 def link_lines(picture: PictureJson, columns: int = 7) -> Iterator[str]:
-    """Yields round trips between workers, in tables of at most `columns` columns."""
+    """Yields round trips between workers, in tables of at most `columns`."""
     workers = sorted((one for one in picture["machines"] if one["links"]), key=lambda one: int(one["rank"]))
     trips = {
         (one["name"], other["name"]): format_seconds(other["round_trip_s"])
@@ -267,6 +279,6 @@ def link_lines(picture: PictureJson, columns: int = 7) -> Iterator[str]:
         rows = []
         for at, row in enumerate(workers[start:]):
             cells = (trips.get((row["name"], one["name"]), "-") for one in shown[:at])
-            name = sanitised(row["host"] or row["name"])[:16]
+            name = sanitised(row["host"] or row["name"])
             rows.append((f"{row['rank']:d} {name}", *cells, *("" for _ in shown[at:])))
         yield from table_lines(("between workers", *(str(one["rank"]) for one in shown)), rows)

@@ -24,6 +24,7 @@ from tpiedge.host.addresses import CONTROL_PORT, FILES_OFFSET, Address, parse_ad
 from tpiedge.host.device import MemoryLimits, default_threads, free_disk_bytes
 from tpiedge.host.private_file import SNAPSHOTS, private_folder, worker_state
 from tpiedge.host.process import LEAST_TO_COMPUTE, check_address_space, check_descriptors
+from tpiedge.host.service_manager import ServiceManager
 from tpiedge.joining.connecting import enrol, open_link
 from tpiedge.joining.identity import load_or_create_keys, peer_name
 from tpiedge.joining.pairing_link import pair
@@ -58,7 +59,10 @@ class _Master:
 class _Joining:
     """Joins masters with the state in `folder`. `given`: flags on this machine."""
 
-    def __init__(self, folder: Path, given: Mapping[str, Any], say: Callable[[str], None]) -> None:
+    def __init__(
+        self, folder: Path, given: Mapping[str, Any], say: Callable[[str], None], manager: ServiceManager
+    ) -> None:
+        self._manager = manager
         self._given = given
         self._folder = folder
         self._say = say
@@ -101,6 +105,7 @@ class _Joining:
 
     def _serve_at_its_address(self, master: _Master, deadline: float) -> None:
         """Raises MasterMoved once the master has another address."""
+        self._manager.ready(watched=False)  # to join may take until somebody approves
         with ExitStack() as stack:
             # Imports torch, and perhaps measures, while this process joins.
             measurements = Measurements(self._folder, self._threads)
@@ -131,7 +136,9 @@ class _Joining:
                 plane=FILES,
             )
             provision = Provision(connect, self._store, clock, self._packs)
-            agent = Agent(settings, spoke, provision, clock, self._say, measurements, probe, slot)
+            agent = Agent(
+                settings, spoke, provision, clock, self._say, measurements, probe, slot, self._manager.alive
+            )
             with interrupt_says(_MEMBER), Supervisor(lambda _: agent.stop()) as supervisor:
                 agent.run()
             supervisor.check()
@@ -195,8 +202,14 @@ def worker(
 ) -> None:
     check_descriptors()
     check_address_space(LEAST_TO_COMPUTE)
+    manager = ServiceManager()
     with serving_until_stopped(_BEFORE) as writer:
-        if token is None and token_file is not None:
-            token = await_token(token_file, wait_s)
-        own = _Joining(private_folder(worker_state(given["state"])), given, writer.say)
-        own.serve(own.master(connect, token, wait_s), wait_s)
+        folder = private_folder(worker_state(given["state"]))
+        own = _Joining(folder, given, manager.saying(writer.say), manager)
+        manager.ready(watched=False)
+        try:
+            if token is None and token_file is not None:
+                token = await_token(token_file, wait_s)
+            own.serve(own.master(connect, token, wait_s), wait_s)
+        finally:
+            manager.stopping()

@@ -55,15 +55,15 @@ def check_firewall() -> Sequence[Finding]:
 def firewall_finding(ufw: str | None, firewalld: bool, rules: str | None) -> Finding:
     """`ufw`: its configuration; `rules`: the rules of nftables. None: absent or unreadable."""
     if ufw is not None and "ENABLED=yes" in ufw.splitlines():
-        advice = "on a master: ufw allow 7070:7073/tcp, and 8080/tcp for HTTP"
+        advice = "on a master: ufw allow 7070:7074/tcp, and 8080/tcp for HTTP"
         return warn("firewall", "ufw is active", advice)
     if firewalld:
-        advice = "on a master: firewall-cmd --permanent --add-port=7070-7073/tcp --add-port=8080/tcp, then --reload"
+        advice = "on a master: firewall-cmd --permanent --add-port=7070-7074/tcp --add-port=8080/tcp, then --reload"
         return warn("firewall", "firewalld is active", advice)
     if rules is None:
         return ok("firewall", "no ufw or firewalld; only root can read nftables' rules")
     if "hook input" in rules and ("policy drop" in rules or "reject" in rules):
-        advice = "on a master: let TCP 7070-7073 and 8080 in"
+        advice = "on a master: let TCP 7070-7074 and 8080 in"
         return warn("firewall", "nftables refuses some connections", advice)
     return ok("firewall", "none active")
 

@@ -1,2 +1,2 @@
-"""Describes this computer: limits (`device`, `process`, `disk_speed`), `addresses`, files (`private_file`), TLS
-`certificate`. No torch, no network."""
+"""Describes this computer: its properties and limits (`device`, `process`, `disk_speed`), `addresses` and ports,
+private files (`private_file`), TLS `certificate` and the `service_manager` above. No torch, no network."""

@@ -15,8 +15,14 @@ import psutil
 from tpiedge.errors import ProtocolError, UserError
 
 HTTP_PORT, CONTROL_PORT = 8080, 7070  # the defaults of a master
-DATA_OFFSET, FILES_OFFSET, PAIRING_OFFSET = 1, 2, 3  # the ports after the control port
-PURPOSES = {0: "control", DATA_OFFSET: "tensors", FILES_OFFSET: "files", PAIRING_OFFSET: "pairing"}
+DATA_OFFSET, FILES_OFFSET, PAIRING_OFFSET, INSTALL_OFFSET = 1, 2, 3, 4  # the ports after the control port
+PURPOSES = {
+    0: "control",
+    DATA_OFFSET: "tensors",
+    FILES_OFFSET: "files",
+    PAIRING_OFFSET: "pairing",
+    INSTALL_OFFSET: "installation",
+}
 
 _HOST = r"[0-9A-Za-z](?:[0-9A-Za-z._-]{0,252}[0-9A-Za-z])?"
 _ZONE = r"%[0-9A-Za-z._-]{1,64}"
@@ -54,7 +60,7 @@ def parse_address(text: str, default_port: int | None = None, default_host: str 
     if port is None and host.isdigit():  # a resolver would take it for an address: 9000 is 0.0.35.40
         host, port = default_host or "", host
     number = int(port) if port else default_port or 0
-    if not host or not 1 <= number <= 65535 - 3:
+    if not host or not 1 <= number <= 65535 - 4:
         raise UserError(f"not an address: {text[:80]!r}; write it like 192.168.1.20:7070 or [fe80::1]:7070")
     return Address(host, number)
 

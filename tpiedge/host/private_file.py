@@ -1,4 +1,4 @@
-"""Files that only their owner may read. JSON files are replaced as a whole. Messages hide contents."""
+"""Files that only their owner may read, replaced as a whole. Messages never show their contents."""
 
 import contextlib
 import errno
@@ -28,6 +28,16 @@ def master_state(state: Path | None) -> Path:
 def worker_state(state: Path | None) -> Path:
     """Returns the folder of the worker's key and known masters."""
     return (state or user_state_path("tpiedge")) / "worker"
+
+
+def api_keys(state: Path | None) -> Path:
+    """Returns the file with the API keys of a master that is given no other."""
+    return master_state(state) / "api-keys"
+
+
+def chat_history(state: Path | None) -> Path:
+    """Returns the file with what the user typed in chats."""
+    return (state or user_state_path("tpiedge")) / "chat-history"
 
 
 def private_folder(folder: Path) -> Path:
@@ -108,12 +118,21 @@ def private_bytes(path: Path, most: int = _MAX_BYTES) -> bytes:
 
 def create_private(path: Path, values: dict[str, object]) -> bool:
     """Writes a new file; returns False if another process was first."""
-    return _write(path, values, os.link)
+    return _write(path, _json(values), os.link)
 
 
 def replace_private(path: Path, values: dict[str, object]) -> None:
     """Writes or replaces the file, durably. Raises UserError, DiskFull."""
-    _write(path, values, os.replace)
+    _write(path, _json(values), os.replace)
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Writes or replaces the file, durably. Raises UserError, DiskFull."""
+    _write(path, text, os.replace)
+
+
+def _json(values: dict[str, object]) -> str:
+    return json.dumps(values, indent=1) + "\n"
 
 
 @contextlib.contextmanager
@@ -132,8 +151,8 @@ def locked(path: Path) -> Iterator[None]:
         os.close(fd)
 
 
-def _write(path: Path, values: dict[str, object], place: Callable[[Path, Path], None]) -> bool:
-    """Writes a file durably. `place` renames or links it. Linking returns False if `path` exists."""
+def _write(path: Path, text: str, place: Callable[[Path, Path], None]) -> bool:
+    """Writes a new file durably; `place` renames or links it to `path`. Returns False if a link finds `path` there."""
     private_folder(path.parent)
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
     try:
@@ -141,8 +160,7 @@ def _write(path: Path, values: dict[str, object], place: Callable[[Path, Path], 
             partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, _OWNER_ONLY
         )
         with os.fdopen(fd, "w", encoding="utf-8") as file:
-            json.dump(values, file, indent=1)
-            file.write("\n")
+            file.write(text)
             file.flush()
             os.fsync(fd)
         place(partial, path)

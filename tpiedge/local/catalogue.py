@@ -15,8 +15,8 @@ from tpiedge.errors import UserError
 from tpiedge.model.checkpoint import Checkpoint
 from tpiedge.model.folder import read_json
 from tpiedge.model.gguf.model import GgufModel
-from tpiedge.model.presets import aliases
-from tpiedge.model.source import DEMO, cache_folder, is_gguf, parse_hub_name, resolve_model
+from tpiedge.model.presets import aliases, find_alias
+from tpiedge.model.source import DEMO, HubCache, HubName, cache_folder, is_gguf, parse_hub_name, resolve_model
 from tpiedge.pack.files import replacing
 from tpiedge.pack.manifest import MANIFEST_NAME
 from tpiedge.pack.reader import Pack
@@ -70,7 +70,8 @@ def shards_folder(cache: Path | None) -> Path:
 
 
 def find_model(name: str, cache: Path | None) -> FoundModel:
-    """Finds "demo", a path, a cached pack, or a pulled model, in this order. Raises UserError."""
+    """Finds, in this order: "demo"; a pack, checkpoint folder or GGUF file by path; a cached pack by name, in upper or
+    lower case; a pulled model by alias, "org/name" or "org/name:TAG". Raises UserError."""
     given = Path(name)
     if name != DEMO:
         # Unlike Path.is_file, false for names too long.
@@ -86,9 +87,10 @@ def find_model(name: str, cache: Path | None) -> FoundModel:
             if named:
                 return FoundModel("pack", named[0])
     try:
-        return FoundModel("checkpoint", resolve_model(name, cache))
+        path = resolve_model(name, cache)
     except UserError as error:
-        raise UserError(f"{error}{_suggestion(name, cache)}") from None
+        raise type(error)(f"{error}{suggestion(name, cache)}") from None
+    return FoundModel("GGUF file" if is_gguf(path.name) else "checkpoint", path)
 
 
 def stored_packs(cache: Path | None) -> list[StoredPack]:
@@ -113,7 +115,8 @@ def packs_of(name: str, cache: Path | None) -> list[Path]:
     """Returns the pack `name`, or a model's cached packs. Raises UserError."""
     hub_name = parse_hub_name(name)
     if hub_name is not None and not os.path.isdir(name) and not _packs_called(name, cache):
-        return [pack.path for pack in stored_packs(cache) if pack.model == hub_name.repo]
+        wanted = str(HubName(hub_name.repo, quant=hub_name.quant))
+        return [pack.path for pack in stored_packs(cache) if wanted in (pack.model, pack.source)]
     found = find_model(name, cache)
     if found.kind == "pack":
         return [found.path]
@@ -173,15 +176,21 @@ def _packs_called(name: str, cache: Path | None) -> list[Path]:
         return []
     folders = _complete_in(packs_folder(cache))
     by_folder = [path for path in folders if path.name == name]
-    if by_folder or name in aliases():  # an alias of a later version may be the name of a pack
+    if by_folder or find_alias(name):  # an alias of a later version may be the name of a pack
         return by_folder
     return [path for path in folders if load_label(path).name.lower() == name.lower()]
 
 
-def _suggestion(name: str, cache: Path | None) -> str:
-    names = {} if parse_hub_name(name) else {known.lower(): known for known in (DEMO, *aliases())}
-    names |= {pack.name.lower(): pack.name for pack in stored_packs(cache)}
-    close = [names[one] for one in difflib.get_close_matches(name.lower()[:200], names, 3, 0.7)]
+def suggestion(name: str, cache: Path | None) -> str:
+    offered = (DEMO, *aliases(), *(other for alias in aliases().values() for other in alias.also))
+    names = {} if parse_hub_name(name) else {one: one for one in offered}
+    here = (
+        *(pack.name for pack in stored_packs(cache)),
+        *(str(one.name) for one in HubCache(cache).pulled()),
+    )
+    names |= {one.lower(): one for one in here}
+    spelled = name.lower()[:200].replace(":", "-")
+    close = [names[one] for one in difflib.get_close_matches(spelled, names, 3, 0.7)]
     begun = [names[one] for one in sorted(names) if name and one.startswith(name.lower())][:3]
     found = dict.fromkeys([*begun, *close])
     return f"; did you mean {' or '.join(found)}?" if found else ""
@@ -200,7 +209,7 @@ def check_name(name: str) -> str:
         raise UserError(
             f"--name {quote(name)} is not a name: 1 to 96 letters, digits, '.', '_' and '-', a letter or digit first"
         )
-    if name.lower() in (DEMO, *map(str.lower, aliases())):
+    if name.lower() == DEMO or find_alias(name):
         raise UserError(f"--name {name} already means another model (tpiedge ls --all): choose another name")
     return name
 

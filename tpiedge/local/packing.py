@@ -13,7 +13,7 @@ from tpiedge.model.config import MAX_CONFIG_BYTES, POOLING_FILE, POOLING_FOLDER
 from tpiedge.model.folder import TEXT_FILES, has_file, list_files, read_bytes, read_json
 from tpiedge.model.gguf.model import GgufModel
 from tpiedge.model.quantisation import QUANTISATION_KEY, rounded_matrices
-from tpiedge.model.source import DEMO, resolve_model
+from tpiedge.model.source import DEMO, pulled_name, resolve_model
 from tpiedge.model.spec import model_spec
 from tpiedge.model.template import ADDITIONAL_TEMPLATES
 from tpiedge.model.tokenizer import Tokenizer
@@ -41,7 +41,7 @@ class PackedModel:
 def cached_pack(source: Source, storage: Storage, cache: Path | None) -> Path:
     stem, label = source.label, storage.label(tied=source.config.tie_word_embeddings)
     if isinstance(source, GgufModel):
-        name = "".join(mark if mark.isalnum() or mark in "-_." else "-" for mark in source.path.stem)
+        name = "".join(mark if mark.isalnum() or mark in "-_." else "-" for mark in source.stem)
         stem = name.strip(".-")[:80] or "model"
     return packs_folder(cache) / f"{stem}-{label}-{source.fingerprint[:16]}"
 
@@ -69,7 +69,7 @@ def pack_model(
     else:
         costs = _cost(source, report) if losses else ()
         notices = [*losses, *costs, *_write_text(source, target / TEXT_FOLDER)]
-        stem, origin = source.path.stem, str(source.path.absolute())
+        stem, origin = source.stem, str(pulled_name(source.path.parent) or source.path.absolute())
     if out is None:
         name = name_pack(target, stem or source.label, storage.layers.value, origin, name)
     return PackedModel(report, name, tuple(losses), tuple(notices))
@@ -111,9 +111,10 @@ def _cost(model: GgufModel, report: PackReport) -> Iterator[str]:
             "one scale for 32 weights and the file stores more"
         )
     whole = sum(math.prod(tensor.shape) for tensor in model.tensors.values()) * 4
+    had = sum(file.stat().st_size for file in {tensor.file for tensor in model.tensors.values()})
     yield (
-        f"{format_bytes(model.path.stat().st_size)} became {format_bytes(report.nbytes)}; --precision f32 would lose "
-        f"nothing and take {format_bytes(whole)}"
+        f"{format_bytes(had)} became {format_bytes(report.nbytes)}; --precision f32 would lose nothing and take "
+        f"{format_bytes(whole)}"
     )
 
 

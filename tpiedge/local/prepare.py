@@ -165,8 +165,10 @@ def prepare(
         if not is_complete(out):
             for notice in pack_model(source, storage, cache).notices:
                 say(f"tpiedge: {source.label}: {notice}")
-        if is_gguf:  # its name is the pack's, not the file's path
-            name, path, folder = load_label(out).name, str(found.path), out / TEXT_FOLDER
+        if is_gguf:
+            folder = out / TEXT_FOLDER
+        if is_gguf and path is not None:  # its name is the pack's, not the file's path
+            name = load_label(out).name
         elif hub_name is not None and not os.path.isdir(name):
             others = [str(hub_name)]
     also_called = (load_label(out).name, *others)

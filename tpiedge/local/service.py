@@ -1,7 +1,7 @@
 """A running master, for the HTTP API."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
@@ -27,8 +27,10 @@ from tpiedge.wire.requests import GenerationRequest
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """The served model. `created`: seconds since 1970. `context_tokens`: prompt and answer. `width`: numbers of an
-    embedding. `digest`: 64 hexadecimal digits. `path`: hidden from clients."""
+    """The served model and its weights. `created`: seconds since 1970; `context_tokens`: tokens of prompt and answer
+    together; `width`: numbers of an embedding; `digest`: 64 hexadecimal digits; `path`: where the model is on the
+    master's computer. Requests may name the model by `path`, but no client is told it. `ffn_part`: the FFN's part of a
+    layer's weights, 0 to 1."""
 
     name: str
     context_tokens: int
@@ -41,6 +43,7 @@ class ModelInfo:
     digest: str = "0" * 64
     path: str | None = None
     pooling: str = "mean"
+    ffn_part: float = 0.5
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -64,7 +67,10 @@ class Service:
         max_sequence: int,
         supervisor: Supervisor,
         placement: PlaceNodes,
+        invite: Callable[[], list[str]] = list,
     ) -> None:
+        #: Makes a token for one worker. Returns lines for a shell that install and start the worker. Raises UserError.
+        self.invite = invite
         self._placement = placement
         self._master = master
         self._supervisor = supervisor
@@ -83,6 +89,7 @@ class Service:
             digest=pack_id(manifest_bytes(model.pack.path)),
             path=model.path,
             pooling=model.usual_pooling,
+            ffn_part=model.config.ffn_part,
         )
         self.max_sequence = max_sequence
         self.eos_ids = model.end_ids

@@ -141,9 +141,14 @@ class History:
         self._add("cleared", _called(machine))
 
     def waiting(self, reason: str) -> str:
+        """Returns what to tell clients while no plan is possible; `reason` unless workers of the last one are away."""
         machines = {name: self._roster.get(name) for name in self._members or ()}
-        gone = self._hosts(name for name, one in machines.items() if one is None or not one.present)
-        return f"waiting for {', '.join(gone)}: {reason}" if self._loss and gone else reason
+        gone = [
+            name if one is None else f"{_called(one)} ({'stopped' if one.cause == STOPPED else one.cause})"
+            for name, one in machines.items()
+            if one is None or not one.present
+        ]
+        return f"waiting for {', '.join(gone)}" if self._loss and gone else reason
 
     def going_on(self, machines: Collection[str]) -> str:
         """Returns what to tell clients when the workers `machines` take over."""

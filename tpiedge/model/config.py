@@ -88,6 +88,12 @@ class ModelConfig:
     def group_size(self) -> int:
         return self.num_heads // self.num_kv_heads
 
+    @property
+    def ffn_part(self) -> float:
+        """The FFN's part of the weights of a layer's matrices, 0 to 1."""
+        attention = 2 * self.head_dim * (self.num_heads + self.num_kv_heads)
+        return 3 * self.intermediate_size / (3 * self.intermediate_size + attention)
+
     @staticmethod
     def open(folder: Path) -> "ModelConfig":
         """Reads `config.json`, and BOS and EOS in `generation_config.json`. Raises UserError."""

@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from types import ModuleType
@@ -22,6 +22,8 @@ from tpiedge.errors import HubError, TpiedgeError, UserError
 from tpiedge.model.checkpoint import INDEX, SINGLE, weight_map
 from tpiedge.model.config import MAX_CONFIG_BYTES, POOLING_FILE, POOLING_FOLDER, ModelConfig
 from tpiedge.model.folder import TEXT_FILES, read_json
+from tpiedge.model.gguf.config import ARCHITECTURES
+from tpiedge.model.gguf.names import chosen_gguf, models_in, offered, projectors
 from tpiedge.model.quantisation import OLD_FILES
 from tpiedge.model.source import HubCache, HubName
 from tpiedge.model.template import ADDITIONAL_TEMPLATES
@@ -39,6 +41,7 @@ _POOLING = f"{POOLING_FOLDER}/{POOLING_FILE}"
 _TEXTS = (_POOLING, *TEXT_FILES, "tokenizer.model", *OLD_FILES, INDEX)
 _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,199}")
 _TEMPLATE = re.compile(rf"{ADDITIONAL_TEMPLATES}/{_PLAIN.pattern}\.jinja")
+_GGUF = re.compile(rf"(?:{_PLAIN.pattern}/)?{_PLAIN.pattern}\.gguf", re.IGNORECASE)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _MAX_FILES = 100_000
@@ -53,18 +56,25 @@ class _RemoteFile:
 
 @dataclass(frozen=True)
 class PullReport:
-    """`folder` is named by the commit. `fetched`: bytes that came this time."""
+    """`folder` is named by the commit. `fetched`: bytes that came this time. `left_out`: files that read images."""
 
     folder: Path
     fetched: int
+    left_out: tuple[str, ...] = ()
 
 
-def pull(name: HubName, cache: HubCache, progress: ProgressCallback) -> PullReport:
-    """Fetches missing files; `progress` gets (bytes fetched, bytes to fetch). Raises UserError, DiskFull, HubError."""
+def pull(
+    name: HubName,
+    cache: HubCache,
+    progress: ProgressCallback,
+    agree: Callable[[int], object] = lambda _: None,
+) -> PullReport:
+    """Fetches missing files; `progress` gets (bytes fetched, bytes to fetch). Before the first file, `agree` gets the
+    bytes to fetch and may raise. Raises UserError, DiskFull, HubError."""
     found = cache.snapshot(name)
     if found is not None and found.name == name.revision:  # a commit never changes
         return PullReport(found, 0)
-    return _Pull(name, cache.entry(name.repo), progress).run(found is not None)
+    return _Pull(name, cache.entry(name), progress, agree).run(found is not None)
 
 
 class _BrokeOff(HubError):
@@ -72,10 +82,13 @@ class _BrokeOff(HubError):
 
 
 class _Pull:
-    def __init__(self, name: HubName, entry: Path, progress: ProgressCallback) -> None:
+    def __init__(
+        self, name: HubName, entry: Path, progress: ProgressCallback, agree: Callable[[int], object]
+    ) -> None:
         self._name = name
         self._entry = entry
         self._progress = progress
+        self._agree = agree
         self._endpoint = os.environ.get("HF_ENDPOINT", "").rstrip("/") or _ENDPOINT
         if not self._endpoint.startswith(("https://", "http://")):
             raise UserError(f"HF_ENDPOINT is {quote(self._endpoint)}: write it like {_ENDPOINT}")
@@ -86,13 +99,25 @@ class _Pull:
 
     def run(self, have_older: bool) -> PullReport:
         self._commit, self._files = self._listing(have_older)
+        left_out = tuple(projectors(self._files)) if self._name.quant else ()
+        if not self._folder.is_dir():
+            self._expect([*self._texts(), *self._all_weights()])
+            self._agree(self._total)
         with explain_write_errors(self._entry, sum(file.size for file in self._all_weights())):
             (self._entry / "blobs").mkdir(parents=True, exist_ok=True)
             with lock_target(self._entry, _LOCK_S):
-                return PullReport(self._snapshot(), self._done)
+                return PullReport(self._snapshot(), self._done, left_out)
+
+    @property
+    def _sizes(self) -> dict[str, int]:
+        return {name: file.size for name, file in self._files.items()}
+
+    @property
+    def _folder(self) -> Path:
+        return self._entry / "snapshots" / self._commit
 
     def _snapshot(self) -> Path:
-        folder = self._entry / "snapshots" / self._commit
+        folder = self._folder
         if not folder.is_dir():
             small = self._texts()
             self._expect([*small, *self._all_weights()])
@@ -100,9 +125,9 @@ class _Pull:
             shutil.rmtree(staging, ignore_errors=True)
             staging.mkdir(parents=True)
             self._fetch(small, staging)
-            # A model that cannot run is refused before its weights are fetched.
-            config = read_json(staging, "config.json", MAX_CONFIG_BYTES)
-            ModelConfig.from_huggingface(config, f"config.json of {self._name.repo}")
+            if not self._name.quant:  # a model that cannot run is refused before its weights are fetched
+                config = read_json(staging, "config.json", MAX_CONFIG_BYTES)
+                ModelConfig.from_huggingface(config, f"config.json of {self._name.repo}")
             weights = self._weights(staging)
             self._expect(weights)
             check_free_space(self._entry, (self._total - self._done) * 105 // 100)
@@ -136,7 +161,7 @@ class _Pull:
                         f"{file.name} arrived damaged (its hash differs) and was deleted: pull again"
                     )
                 partial.replace(blob)
-            link = staging / file.name
+            link = staging / (PurePosixPath(file.name).name if self._name.quant else file.name)
             link.parent.mkdir(exist_ok=True)
             link.symlink_to(os.path.relpath(blob, link.parent))
 
@@ -146,12 +171,14 @@ class _Pull:
 
     def _texts(self) -> list[_RemoteFile]:
         repo = self._name.repo
+        if self._name.quant:
+            return []
+        if not any(name.endswith(".safetensors") for name in self._files) and models_in(self._files):
+            raise UserError(f"{repo} has only GGUF files: {offered(repo, self._sizes)}")
         if "config.json" not in self._files:
             raise UserError(f"{repo} has no config.json: it is not a model in the Hugging Face format")
         if SINGLE not in self._files and INDEX not in self._files:
             lacks = f"{repo} has neither {SINGLE} nor {INDEX}"
-            if any(name.endswith(".gguf") for name in self._files):
-                raise UserError(f"{lacks}, only GGUF files: pull the original model instead")
             raise UserError(
                 f"{lacks}; pickle files (.bin) can run code and are never fetched: look for a safetensors version of "
                 "it, or convert it in Python with transformers: "
@@ -165,12 +192,14 @@ class _Pull:
         return chosen
 
     def _all_weights(self) -> list[_RemoteFile]:
+        if self._name.quant:
+            return [self._files[name] for name in chosen_gguf(self._name.repo, self._name.quant, self._sizes)]
         if SINGLE in self._files:
             return [self._files[SINGLE]]
         return [file for name, file in self._files.items() if name.endswith(".safetensors")]
 
     def _weights(self, staging: Path) -> list[_RemoteFile]:
-        if SINGLE in self._files:
+        if self._name.quant or SINGLE in self._files:
             return self._all_weights()
         try:
             names = sorted(set(weight_map(staging).values()))
@@ -188,6 +217,12 @@ class _Pull:
             info = hub.HfApi(self._endpoint, token=self._token or False).model_info(
                 self._name.repo, revision=self._name.revision, timeout=20.0, files_metadata=True
             )
+            described = getattr(info, "gguf", None)
+            architecture = described.get("architecture") if isinstance(described, dict) else None
+            if self._name.quant and architecture not in (None, *ARCHITECTURES):
+                raise UserError(
+                    f"{self._name}: the architecture is {quote(architecture)}; supported are {', '.join(ARCHITECTURES)}"
+                )
             return _listing(self._name.repo, info.sha, info.siblings or [])
         except TpiedgeError:
             raise
@@ -333,7 +368,7 @@ def _listing(
         raise UserError(f"{repo}: the hub does not say which commit this is: try another HF_ENDPOINT")
     files: dict[str, _RemoteFile] = {}
     for name, item in described.items():
-        if not (_PLAIN.fullmatch(name) or _TEMPLATE.fullmatch(name) or name == _POOLING):
+        if name != _POOLING and not any(one.fullmatch(name) for one in (_PLAIN, _TEMPLATE, _GGUF)):
             continue
         size: Any = getattr(item, "size", None)
         digest = getattr(getattr(item, "lfs", None), "sha256", None) or getattr(item, "blob_id", None)

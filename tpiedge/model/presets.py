@@ -6,6 +6,8 @@ A short name is a file `configs/models/NAME.toml` with the model's place and ter
 
 import copy
 import functools
+import math
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -59,6 +61,8 @@ _QWEN25 = _family("Qwen2", 1e-6, 1000000.0, True, bos_token_id=151643, eos_token
 _QWEN_ENDS = {"bos_token_id": 151643, "eos_token_id": 151645}
 _QWEN3_SIZES = {"head_dim": 128, "num_key_value_heads": 8, "vocab_size": 151936}
 _QWEN3 = _family("Qwen3", 1e-6, 1000000.0, True, max_position_embeddings=40960, **_QWEN_ENDS, **_QWEN3_SIZES)
+_SMOLLM2_SIZES = {"vocab_size": 49152, "max_position_embeddings": 8192}
+_SMOLLM2 = _family("Llama", 1e-5, 100000.0, True, bos_token_id=1, eos_token_id=2, **_SMOLLM2_SIZES)
 
 PRESETS: Final[Mapping[str, Mapping[str, object]]] = {
     "tinyllama": _shape(_LLAMA2, 2048, 5632, 22, 32, 4, 32000, 2048, torch_dtype="bfloat16"),
@@ -88,6 +92,10 @@ PRESETS: Final[Mapping[str, Mapping[str, object]]] = {
     "qwen3-1.7b": _shape(_QWEN3, 2048, 6144, 28, 16),
     "qwen3-4b": _shape(_QWEN3, 2560, 9728, 36, 32),
     "qwen3-8b": _shape(_QWEN3, 4096, 12288, 36, 32, tie_word_embeddings=False),
+    "qwen3-14b": _shape(_QWEN3, 5120, 17408, 40, 40, tie_word_embeddings=False),
+    "smollm2-135m": _shape(_SMOLLM2, 576, 1536, 30, 9, 3),
+    "smollm2-360m": _shape(_SMOLLM2, 960, 2560, 32, 15, 5),
+    "smollm2-1.7b": _shape(_SMOLLM2, 2048, 8192, 24, 32, 32, rope_theta=130000.0),
 }
 
 
@@ -105,15 +113,16 @@ _FOLDERS = tuple(Path(__file__).parents[up] / "configs" / "models" for up in (1,
 
 @dataclass(frozen=True)
 class Alias:
-    """`repo`: "org/name". `revision`: a branch, tag or commit. `shape`: a preset. `gated`: a licence must be
-    accepted."""
+    """`repo` is "org/name", `quant` the tag of its GGUF file or "", `shape` a preset. `gated`: has a licence to accept.
+    `also`: other names, as Ollama has them for the default size."""
 
     name: str
     repo: str
-    revision: str
     gated: bool
     licence: str
     shape: str
+    quant: str = ""
+    also: tuple[str, ...] = ()
     note: str = ""
 
 
@@ -126,3 +135,35 @@ def aliases() -> Mapping[str, Alias]:
         values = {"name": path.stem, **tomllib.loads(path.read_text("utf-8"))}
         found[path.stem] = msgspec.convert(values, Alias)
     return MappingProxyType(found)
+
+
+def find_alias(name: str) -> Alias | None:
+    """Finds the alias "llama3.2-3b", in upper or lower case, also as Ollama spells it: "llama3.2:3b", "llama3.2"."""
+    plain = name.lower().removesuffix(":latest").replace(":", "-", 1).removesuffix("-instruct")
+    return aliases().get(plain) or next((one for one in aliases().values() if plain in one.also), None)
+
+
+# Families that people know from Ollama, and that `model/config.py` lacks.
+_UNSUPPORTED = re.compile(
+    "(codegemma|command-r|deepseek-v|gemma|glm|gpt-oss|granite|kimi|llama4|llava|minicpm|ministral|mixtral|moondream|"
+    "olmo|phi|qwen2.5vl|qwen3-coder|qwen3-next|qwen3-vl|qwen3.5|qwen3[:-](30|235)b|smollm3|starcoder)(?![a-z])[^/]*",
+    re.IGNORECASE,
+)
+_SIZE = re.compile(r"[:-]e?([\d.]+)([mb])\b")
+
+
+def unsupported(name: str) -> str | None:
+    """Explains that a well-known family is not supported, with aliases of about its size; None for other names."""
+    if not _UNSUPPORTED.fullmatch(name):
+        return None
+    wanted = _billions(name) or 4.0  # which runs well on a few weak machines
+    sized = [(_billions(one.name), one.name) for one in aliases().values() if not one.gated]
+    near = sorted((abs(math.log(size / wanted)), alias) for size, alias in sized if size)[:2]
+    return (
+        f"{name} is not supported yet; nearest: {' or '.join(alias for _, alias in near)} (tpiedge ls --all)"
+    )
+
+
+def _billions(name: str) -> float | None:
+    match = _SIZE.search(name.lower())
+    return float(match[1].strip(".") or 0) * (1e-3 if match[2] == "m" else 1) or None if match else None

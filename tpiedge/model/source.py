@@ -6,7 +6,8 @@ Pulled models have the layout of huggingface_hub's cache:
     models--ORG--NAME/snapshots/<commit>/<file>  a link to a blob
     models--ORG--NAME/refs/<revision>            the commit of a branch or tag at the last pull
 
-A complete snapshot appears under its commit's name; the ref is written afterwards.
+A snapshot appears under its commit's name when complete; the ref is written afterwards. A GGUF file of a repository
+has a folder of its own, models--ORG--NAME--TAG, as a repository has several of them.
 """
 
 import os
@@ -20,15 +21,21 @@ from typing import NoReturn
 from platformdirs import user_cache_path
 
 from tpiedge.errors import UserError
-from tpiedge.model.presets import aliases
+from tpiedge.model.gguf.names import quant_of
+from tpiedge.model.presets import find_alias, unsupported
 from tpiedge.pack.files import lock_target
 from tpiedge.sanitise import quote
 
 DEMO = "demo"
 
 
+class NotPulled(UserError):
+    """The model is on the hub, as far as its name tells, and not on this computer."""
+
+
 def resolve_model(name: str, cache: Path | None = None) -> Path:
-    """Finds "demo", a folder, an alias or "org/name[@revision]". Raises UserError."""
+    """Finds the folder of "demo", a folder with config.json, an alias or "org/name[@revision]"; the file of
+    "org/name:TAG". Raises UserError."""
     if name == DEMO:
         return Path(__file__).parent / "demo"
     folder = Path(name)
@@ -37,19 +44,22 @@ def resolve_model(name: str, cache: Path | None = None) -> Path:
         return folder
     hub_name = parse_hub_name(name)
     if hub_name is not None and (found := HubCache(cache).snapshot(hub_name)) is not None:
-        return found
+        return min(found.glob("*.gguf")) if hub_name.quant else found
     for file in sorted(folder.glob("*")) if is_folder else ():
         if is_gguf(file.name):
             refuse_gguf(file)
     if is_gguf(name) and not os.path.exists(name):
         raise UserError(f"no file {quote(name, 400)}")
     if hub_name is not None:
-        raise UserError(
+        raise NotPulled(
             f"{name} is not on this computer yet, and no folder here; to fetch it from the hub: tpiedge pull {name}"
         )
+    if words := unsupported(name):
+        raise UserError(words)
     raise UserError(
         f"no model {quote(name, 400)}: give {DEMO!r}, a folder with config.json and safetensors files, a GGUF file, "
-        "a pack's name (`tpiedge ls`), or a model of the hub (org/name, or an alias from `tpiedge ls --all`)"
+        "a pack's name (`tpiedge ls`), or a model of the hub (org/name, org/name:Q4_K_M, or an alias from "
+        "`tpiedge ls --all`)"
     )
 
 
@@ -69,22 +79,28 @@ def refuse_gguf(file: Path) -> NoReturn:
 DEFAULT_REVISION = "main"
 
 _PART = r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,95}"
-_NAME = re.compile(rf"({_PART}/{_PART}|{_PART})(?:@([A-Za-z0-9_][A-Za-z0-9_./\-]{{0,199}}))?")
+_NAME = re.compile(
+    rf"({_PART}/{_PART}|{_PART})(?::({_PART}))?(?:@([A-Za-z0-9_][A-Za-z0-9_./\-]{{0,199}}))?(?::({_PART}))?"
+)
+_SITE = re.compile(r"(?:https?://)?(?:hf\.co|huggingface\.co)/", re.IGNORECASE)
 _FORBIDDEN = ("--", "..", "//", "/.")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_ENTRY = re.compile(rf"models--({_PART}?)--({_PART})")
+_ENTRY = re.compile(rf"models--({_PART}?)--({_PART}?)(?:--({_PART}))?")
 _LOCK_S = 5.0
 
 
 @dataclass(frozen=True)
 class HubName:
-    """`repo` is "org/name", `revision` a branch, tag or commit."""
+    """`repo` is "org/name", `revision` a branch, tag or commit. `quant` is the tag of a GGUF file in upper case, like
+    "Q4_K_M"; "": a checkpoint."""
 
     repo: str
     revision: str = DEFAULT_REVISION
+    quant: str = ""
 
     def __str__(self) -> str:
-        return self.repo if self.revision == DEFAULT_REVISION else f"{self.repo}@{self.revision}"
+        tag, at = self.quant and f":{self.quant}", f"@{self.revision}"
+        return f"{self.repo}{tag}{'' if self.revision == DEFAULT_REVISION else at}"
 
 
 @dataclass(frozen=True)
@@ -97,15 +113,27 @@ class Pulled:
 
 
 def parse_hub_name(text: str) -> HubName | None:
-    """Parses an alias or "org/name", perhaps with "@revision"."""
-    match = _NAME.fullmatch(text)
-    if match is None or any(mark in text for mark in _FORBIDDEN) or text.endswith(("/", ".lock")):
+    """Parses an alias or "org/name", with or without ":TAG" of a GGUF file and "@revision"; None for any other text."""
+    bare = _SITE.sub("", text, count=1) if _SITE.match(text) else text
+    match = _NAME.fullmatch(bare)
+    if match is None or any(mark in bare for mark in _FORBIDDEN) or bare.endswith(("/", ".lock")):
         return None
-    name, revision = match.groups()
-    alias = aliases().get(name)
-    if alias is not None:
-        return HubName(alias.repo, revision or alias.revision)
-    return HubName(name, revision or DEFAULT_REVISION) if "/" in name else None
+    name, tag, revision, late_tag = match.groups()
+    if "/" not in name:
+        return _parse_alias(bare.partition("@")[0], revision)
+    tag = (tag or late_tag or "").upper().removesuffix(".GGUF")
+    return HubName(name, revision or DEFAULT_REVISION, tag)
+
+
+def _parse_alias(name: str, revision: str | None) -> HubName | None:
+    """Parses "llama3.2:1b" or, with another GGUF file of its repository, "llama3.2:1b-instruct-q4_K_M"."""
+    quant = ""
+    alias = find_alias(name)
+    if alias is None and (quant := quant_of(name)):
+        alias = find_alias(name[: -len(quant) - 1])
+    if alias is None or (quant and not alias.quant):
+        return None
+    return HubName(alias.repo, revision or DEFAULT_REVISION, quant or alias.quant)
 
 
 def cache_folder(given: Path | None) -> Path:
@@ -113,22 +141,28 @@ def cache_folder(given: Path | None) -> Path:
 
 
 def folder_label(folder: Path) -> str:
-    """Names a checkpoint's packs: "org--name" if pulled, else the folder's name."""
-    real = folder.resolve()
+    """Returns the name for packs of a checkpoint: "org--name" if it was pulled, else the folder's name."""
+    name = pulled_name(folder)
+    return name.repo.replace("/", "--") if name else folder.resolve().name
+
+
+def pulled_name(snapshot: Path) -> HubName | None:
+    """Returns the name, without the revision, under which the folder was pulled; None for other folders."""
+    real = snapshot.resolve()
     match = _ENTRY.fullmatch(real.parent.parent.name) if real.parent.name == "snapshots" else None
-    return f"{match[1]}--{match[2]}" if match else real.name
+    return HubName(f"{match[1]}/{match[2]}", quant=match[3] or "") if match else None
 
 
 class HubCache:
     def __init__(self, cache: Path | None = None) -> None:
         self.folder = cache_folder(cache) / "hub"
 
-    def entry(self, repo: str) -> Path:
-        return self.folder / f"models--{repo.replace('/', '--')}"
+    def entry(self, name: HubName) -> Path:
+        return self.folder / "--".join(("models", *name.repo.split("/"), *filter(None, [name.quant])))
 
     def snapshot(self, name: HubName) -> Path | None:
-        """Returns the folder of `name` if it was pulled completely."""
-        entry, commit = self.entry(name.repo), name.revision
+        """Returns the folder of `name` if it was pulled completely, else None."""
+        entry, commit = self.entry(name), name.revision
         if not _COMMIT.fullmatch(commit):
             commit = _read_ref(entry / "refs" / name.revision)
         folder = entry / "snapshots" / commit
@@ -140,20 +174,20 @@ class HubCache:
         for entry in sorted(self.folder.glob("models--*")):
             if (match := _ENTRY.fullmatch(entry.name)) is None:
                 continue
-            repo, refs = f"{match[1]}/{match[2]}", entry / "refs"
+            repo, quant, refs = f"{match[1]}/{match[2]}", match[3] or "", entry / "refs"
             named: dict[str, list[str]] = {}
             for path in sorted(refs.rglob("*")):
                 if path.is_file() and not path.name.startswith("."):
                     named.setdefault(_read_ref(path), []).append(path.relative_to(refs).as_posix())
             for folder in sorted((entry / "snapshots").glob("*")):
                 if _COMMIT.fullmatch(folder.name):
-                    names = (HubName(repo, one) for one in named.get(folder.name, [folder.name]))
+                    names = (HubName(repo, one, quant) for one in named.get(folder.name, [folder.name]))
                     found += (Pulled(name, folder, _bytes_of(folder)) for name in names)
         return found
 
-    def remove(self, repo: str) -> None:
-        """Deletes all revisions of `repo`. Raises UserError during a pull."""
-        entry = self.entry(repo)
+    def remove(self, name: HubName) -> None:
+        """Deletes all revisions of the checkpoint or GGUF file. Raises UserError during a pull."""
+        entry = self.entry(name)
         with lock_target(entry, _LOCK_S):
             shutil.rmtree(entry / "refs", ignore_errors=True)
             shutil.rmtree(entry)

@@ -142,7 +142,7 @@ function isNew(event, state) {
 
 function tell(data, hear) {
   const value = parsed(data);
-  if (value.error) throw new Refusal(String(value.error.message), ERROR, String(value.error.code));
+  if (value.error) throw new Refusal(texts.errors.of(value.error), ERROR, String(value.error.code));
   if (value.usage) hear({ usage: value.usage });
   const choice = value.choices?.[0];
   if (!choice) return;

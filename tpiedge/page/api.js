@@ -13,19 +13,19 @@ export class Refusal extends Error {
 }
 
 // The Response to `path` ("v1/models"), whatever its status but 401. `body` is sent as JSON; `kind` names the key
-// that is asked for ("api", "admin"); `asking` is called before it is. After `lateMs` there is no answer any more,
-// after `silentMs` the beginning of one must have come. Throws Refusal, and AbortError where `signal` says so.
+// that is asked for ("api", "admin"; "": none); `asking` is called before it is. After `lateMs` there is no answer any
+// more, after `silentMs` the beginning of one must have come. Throws Refusal, and AbortError where `signal` says so.
 export async function request(path, options = {}) {
   const { method = "GET", body, headers = {}, signal, kind = "api", asking, keepalive, lateMs, silentMs } = options;
   for (;;) {
-    const used = key(kind);
+    const used = kind && key(kind);
     const sent = { ...headers };
     if (used) sent.Authorization = `Bearer ${used}`;
     if (body !== undefined) sent["Content-Type"] = "application/json";
     const content = body === undefined ? undefined : JSON.stringify(body);
     const limits = { signal, lateMs, silentMs };
     const answer = await reach(path, { method, body: content, headers: sent, keepalive }, limits);
-    if (answer.status !== 401) {
+    if (answer.status !== 401 || !kind) {
       keyTaken(kind, used);
       return answer;
     }
@@ -72,7 +72,7 @@ export async function read(answer) {
 export async function refusal(answer) {
   try {
     const { error } = await answer.json();
-    return new Refusal(String(error.message), answer.status, String(error.code));
+    return new Refusal(texts.errors.of(error), answer.status, String(error.code));
   } catch {
     return new Refusal(texts.errors.noJson(answer.status), answer.status);
   }

@@ -4,8 +4,9 @@ import { html, render, useEffect, useState } from "./vendor/htm/standalone.modul
 import { Chat } from "./chat.js";
 import { chats } from "./chats.js";
 import { Cluster } from "./cluster.js";
-import { KeyDialog } from "./keys.js";
+import { KeyDialog, takeKey } from "./keys.js";
 import { texts } from "./texts.js";
+import { cluster } from "./watch.js";
 
 // Another view: its module and texts, a line here, and in index.html a modulepreload and its style sheet.
 // It is mounted while it is shown.
@@ -13,6 +14,8 @@ const VIEWS = [
   { name: "chat", title: texts.chat.title, View: Chat },
   { name: "cluster", title: texts.cluster.title, View: Cluster },
 ];
+
+const LINK = "#admin=";
 
 // Where each view was left, by its name: the part of the address after #.
 const places = new Map();
@@ -22,7 +25,13 @@ function shown() {
   return VIEWS.find((view) => view.name === name) ?? VIEWS[0];
 }
 
+// A link that the master printed becomes the view that it opens: neither history nor screen keep its code.
 function placeNow() {
+  if (location.hash.startsWith(LINK)) {
+    const code = location.hash.slice(LINK.length);
+    history.replaceState(null, "", "#cluster");
+    cluster.enter(code);
+  }
   places.set(shown().name, location.hash);
   return location.hash;
 }
@@ -31,7 +40,10 @@ function App() {
   const [, move] = useState(placeNow);
   const view = shown();
   useEffect(() => {
-    const follow = () => move(placeNow());
+    const follow = () => {
+      takeKey();
+      move(placeNow());
+    };
     addEventListener("hashchange", follow);
     return () => removeEventListener("hashchange", follow);
   }, []);
@@ -59,5 +71,6 @@ function skip(event) {
   document.getElementById("content").focus();
 }
 
+takeKey(); // before anything asks the server
 render(html`<${App} />`, document.getElementById("app"));
 chats.load();

@@ -40,6 +40,7 @@ export function Chat() {
   const usual = chats.usualSettings();
   const settings = conversation?.settings ?? begun ?? usual;
   const own = !same(settings, usual);
+  const waits = chats.running.get(chats.answering(id))?.note; // which says more than that the model is not ready
   const chosen = (next) => {
     go(next);
     list(false);
@@ -78,7 +79,7 @@ export function Chat() {
       </div>
       ${chats.problem && html`<p class="problem" role="alert">${chats.problem}
         <button type="button" onClick=${ask}>${chats.keyless ? texts.chat.typeKey : texts.chat.again}</button></p>`}
-      ${chats.unready && html`<p class="notice" role="status">${chats.unready}</p>`}
+      ${chats.unready && !waits && html`<p class="notice" role="status">${chats.unready}</p>`}
       ${chats.notice && html`<p class="notice" role="status">${chats.notice}</p>`}
       <${Messages} key=${conversation?.id ?? "new"} conversation=${conversation} />
       <${Composer} key=${`say-${conversation?.id}`} conversation=${conversation?.id ?? ""}
@@ -144,7 +145,7 @@ function Announcer({ node }) {
   const before = useRef({ id: node?.id, live });
   useEffect(() => {
     const same = before.current.id === node?.id;
-    if (live) say(live.note ? texts.chat.pauses(live.note) : "");
+    if (live) say(live.note ? texts.chat.pauses(live) : "");
     else if (same && before.current.live) say(outcome(node));
     else if (!same) say("");
     before.current = { id: node?.id, live };

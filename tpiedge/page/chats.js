@@ -2,6 +2,7 @@
 
 import { endAnswer, readAnswer } from "./answer.js";
 import { Refusal } from "./api.js";
+import { archived, unarchived } from "./archive.js";
 import { ofBrowser, ofTab } from "./kept.js";
 import { Library } from "./library.js";
 import { Served } from "./served.js";
@@ -15,6 +16,9 @@ const SETTINGS = "tpiedge.settings";
 const TAB = "tpiedge.tab";
 const NO_ANSWER = 0;
 const NO_KEY = 401;
+const UNREACHABLE = "unreachable";
+// Why an answer failed that would come now.
+const PASSING = ["unavailable", "worker_lost", "child_lost", "shutting_down", UNREACHABLE];
 
 // `running` has what is shown beside an answer while it is being made, by the id of its node: `conversation` the id of
 // where it is, `phase` ("sent",
@@ -61,6 +65,11 @@ class Chats extends EventTarget {
   // Why the server would not answer now, for the user to read; empty where it would.
   get unready() {
     return this.#served.unready;
+  }
+
+  // Whether it would, as far as is known now.
+  get ready() {
+    return this.#served.ready;
   }
 
   // The ids of the conversations in which an answer is being made.
@@ -119,6 +128,22 @@ class Chats extends EventTarget {
     this.#answer(conversation, conversation.nodes[node].parent);
   }
 
+  // Whether an answer has a beginning and no end, of which the model can write more.
+  canExtend({ id, text, finish, state }) {
+    const unfinished = finish === "length" || ["stopped", "interrupted", "failed"].includes(state);
+    return text !== "" && unfinished && !this.running.has(id);
+  }
+
+  // Has the model write on where the answer `node` ended.
+  extend(id, node) {
+    const { before = 0, usage, tokens = 0 } = this.conversations.get(id).nodes[node];
+    const begun = { state: "running", tab: this.#tab, finish: null, usage: null, tokens: 0 };
+    begun.before = before + (usage?.completion_tokens ?? tokens);
+    const conversation = change(this.conversations.get(id), node, begun);
+    this.#library.put(conversation);
+    this.#run(id, node, { body: { ...this.#body(conversation, node), continue_final_message: true } });
+  }
+
   show(id, node) {
     this.#library.put(choose(this.conversations.get(id), node));
   }
@@ -170,6 +195,24 @@ class Chats extends EventTarget {
   remove(id) {
     this.#stopAll(this.conversations.get(id));
     this.#library.remove(id);
+  }
+
+  removeAll() {
+    for (const id of [...this.conversations.keys()]) this.remove(id);
+  }
+
+  // All conversations, as the text of a file.
+  exported() {
+    return archived(this.conversations.values());
+  }
+
+  // Takes the conversations of such a text that are not here. Returns how many it took and how many it has. Throws
+  // Error, for the user to read.
+  import(text) {
+    const all = unarchived(text);
+    const added = all.filter(({ id }) => !this.conversations.has(id));
+    for (const conversation of added) this.#library.put(conversation);
+    return { added: added.length, all: all.length };
   }
 
   #say(conversation, parent, text) {
@@ -316,7 +359,7 @@ class Chats extends EventTarget {
 function endOf(error, live, silent) {
   if (live.stop.signal.aborted) return { state: "stopped", resume: null };
   if (live.resume && (silent || error.status === NO_KEY)) return { state: "unread", error: error.message };
-  return { state: "failed", error: error.message, code: error.code, resume: null };
+  return { state: "failed", error: error.message, code: error.code || (silent ? UNREACHABLE : ""), resume: null };
 }
 
 // What is known of how fast the answer came: seconds to its first token, tokens per second after it.
@@ -329,6 +372,11 @@ function speed(live) {
 export function rateOf({ first, last, tokens, early }) {
   const ms = last - first;
   return first === null || ms < MEASURED_MS ? null : (1000 * (tokens - early)) / ms;
+}
+
+// Whether an answer failed for a reason that may hold no longer.
+export function passes({ state, code, text }) {
+  return state === "failed" && text === "" && PASSING.includes(code);
 }
 
 function given(values) {

@@ -1,10 +1,11 @@
 // The view of the cluster: its machines, who waits to be let in, the requests, and what happened last.
 
 import { html, useEffect, useRef, useState } from "./vendor/htm/standalone.module.js";
+import { AddMachine } from "./add.js";
 import { Sparkline } from "./bars.js";
 import { useChanges } from "./changes.js";
 import { Dialog } from "./dialog.js";
-import { Machine, Said, STEP_PARTS, titleOf } from "./machine.js";
+import { Details, Machine, Said, STEP_PARTS, titleOf } from "./machine.js";
 import { texts } from "./texts.js";
 import { Timeline } from "./timeline.js";
 import { cluster } from "./watch.js";
@@ -32,8 +33,10 @@ export function Cluster() {
 function Locked() {
   return html`<div class="cluster locked">
     <h1>${words.title}</h1>
+    ${cluster.noEntry && html`<p class="problem" role="alert">${cluster.noEntry}</p>`}
     <p>${words.locked}</p>
     <p>${words.lockedHow} <code>${words.lockedType}</code></p>
+    <p>${words.lockedElse} <code>${words.lockedKey}</code></p>
     <button type="button" class="primary" onClick=${() => cluster.unlock()}>${words.unlock}</button>
   </div>`;
 }
@@ -77,13 +80,14 @@ function Picture({ picture }) {
           undrain=${({ name }) => order(name, "nodes/undrain", { body: { name } })}
           clear=${({ name }) => order(name, "nodes/clear", { body: { name } })} />`)}
       </div>
+      <${AddMachine} />
       ${picture.machines.length > 1 && html`<div class="one-more">
-        <button type="button" class="quiet" onClick=${() => predict(ONE_MORE, "more=1", words.more)}>
+        <button type="button" onClick=${() => predict(ONE_MORE, "more=1", words.more)}>
           ${words.whatIfMore}</button>${saidOf(ONE_MORE.name)}</div>`}
       <${Words} />
     </section>
     ${picture.timeline?.took_s > 0 && html`<${Timeline} timeline=${picture.timeline} />`}
-    <${Requests} requests=${picture.requests} cancel=${(id) => ask({ kind: "cancel", id })} />
+    <${Requests} requests=${picture.requests} cancel=${({ id, sender }) => ask({ kind: "cancel", id, sender })} />
     ${said && !placed.includes(said.about) && saidOf(said.about)}
     <${Events} events=${picture.events} />
     ${asked && html`<${Confirmation} asked=${asked} confirm=${confirmed} cancel=${() => ask(null)} />`}`;
@@ -126,14 +130,15 @@ function Summary({ picture }) {
     [words.guesses, words.partOf(totals.accepted, totals.drafted)],
     [words.kv, words.partOf(totals.kv_pages_used, totals.kv_pages)],
   ];
+  const allReduce = picture.collective.token ? [[words.collective, words.collectiveOf(picture.collective)]] : [];
   return html`<header class="cluster-head">
     <h1>${picture.model.name}</h1>
     <${Readiness} ready=${picture.ready} />
     ${picture.reason && html`<p class="why">${picture.reason}</p>`}
-    ${picture.collective.token && html`<p class="muted">${words.collective(picture.collective)}</p>`}
     <dl class="figures">
       ${figures.map(([name, value, more]) => html`<div key=${name}><dt>${name}</dt><dd>${value}${more}</dd></div>`)}
     </dl>
+    <${Details} facts=${allReduce} />
   </header>`;
 }
 
@@ -163,7 +168,7 @@ function Waiting({ waiting }) {
       <label for="code">${words.code}</label>
       <div class="with-button">
         <input id="code" ref=${field} autocomplete="off" autocapitalize="characters" spellcheck=${false} maxlength="32"
-          placeholder=${words.codeHint} aria-describedby="code-why" />
+          placeholder=${words.codeHint} aria-describedby="code-why" onInput=${() => fail("")} />
         <button type="submit" class="primary" disabled=${busy}>${words.approve}</button>
       </div>
       <p id="code-why" class="muted">${words.codeWhy}</p>
@@ -188,8 +193,7 @@ function Requests({ requests, cancel }) {
 function RequestRow({ one, cancel }) {
   const sender = words.sender(one.sender);
   return html`<tr>
-    <th scope="row"><code>${one.id}</code></th>
-    <td class="sender" title=${sender}>${sender}</td>
+    <th scope="row" class="sender" title=${sender}>${sender}</th>
     <td>${words.requestStates[one.state] ?? one.state}
       ${one.sender && html`<span class="sent-by muted">${words.senderOf(sender)}</span>`}
       ${one.why && html`<p class="why">${words.pauses(one)}</p>`}</td>
@@ -201,7 +205,8 @@ function RequestRow({ one, cancel }) {
     <td><progress max=${one.max_tokens} value=${one.tokens} aria-label=${words.tokensOf(one)}></progress>${" "}
       ${words.tokensOf(one)}</td>
     <td>${one.tokens_per_s ? words.perSecond(one.tokens_per_s) : words.unknown}</td>
-    <td><button type="button" class="quiet" aria-label=${words.cancelOf(one.id)} onClick=${() => cancel(one.id)}>
+    <td><code>${one.id}</code></td>
+    <td><button type="button" aria-label=${words.cancelOf(one.id)} onClick=${() => cancel(one)}>
       ${words.cancelDo}</button></td>
   </tr>`;
 }
@@ -223,13 +228,15 @@ function Events({ events }) {
 }
 
 function Confirmation({ asked, confirm, cancel }) {
-  const said = words.ask[asked.kind](asked.machine ? titleOf(asked.machine) : asked.id);
+  const { kind, machine, id, sender } = asked;
+  const said = machine
+    ? words.ask[kind](titleOf(machine)) : words.ask[kind](sender ? ` ${words.senderOf(words.sender(sender))}` : "", id);
   return html`<${Dialog} name="ask-title" why="ask-why" cancel=${cancel}>
     <h2 id="ask-title">${said.title}</h2>
     <p id="ask-why">${said.why}</p>
     <div class="actions">
       <button type="button" onClick=${cancel}>${words.keep}</button>
-      <button type="button" class=${asked.kind === "drain" ? "primary" : "danger"} onClick=${confirm}>
+      <button type="button" class=${kind === "drain" ? "primary" : "danger"} onClick=${confirm}>
         ${said.go}</button>
     </div>
   <//>`;

@@ -1,6 +1,7 @@
 // The list of conversations; on a narrow screen a drawer over the one that is shown.
 
 import { html, useLayoutEffect, useRef, useState } from "./vendor/htm/standalone.module.js";
+import { MOST_BYTES } from "./archive.js";
 import { chats } from "./chats.js";
 import { Dialog } from "./dialog.js";
 import { Icon } from "./icons.js";
@@ -8,6 +9,10 @@ import { texts } from "./texts.js";
 
 // From so many on, one is looked for rather than seen.
 const MANY = 8;
+// In place of the id of one that is to be deleted.
+const ALL = "all";
+// A browser begins to write a file a moment after it is told to.
+const REVOKE_MS = 60_000;
 
 // `choose` gets the id of a conversation, or "" for a new one.
 export function ConversationList({ chosen, open, choose, close }) {
@@ -22,9 +27,10 @@ export function ConversationList({ chosen, open, choose, close }) {
   const [wanted, find] = useState("");
   const list = all.length < MANY ? all : all.filter((one) => has(one, wanted.trim().toLowerCase()));
   const removed = () => {
-    chats.remove(removing);
+    if (removing === ALL) chats.removeAll();
+    else chats.remove(removing);
     remove("");
-    if (removing === chosen) choose("");
+    if (removing === chosen || removing === ALL) choose("");
     else requestAnimationFrame(() => first.current?.focus()); // its button is gone
   };
   const renamed = (byKey) => {
@@ -58,9 +64,47 @@ export function ConversationList({ chosen, open, choose, close }) {
                 rename=${rename} remove=${remove} />`}
         </li>`)}
       </ul>
+      <${Tools} count=${all.length} removeAll=${() => remove(ALL)} />
     </nav>
-    ${chats.conversations.has(removing) && html`<${Removal} title=${chats.conversations.get(removing).title}
+    ${chats.conversations.has(removing) && html`<${Removal} ask=${texts.chat.removeAsk}
+      why=${texts.chat.removeWhy(chats.conversations.get(removing).title)} remove=${removed}
+      cancel=${() => remove("")} />`}
+    ${removing === ALL && html`<${Removal} ask=${texts.chat.removeAllAsk(all.length)} why=${texts.chat.removeAllWhy}
       remove=${removed} cancel=${() => remove("")} />`}`;
+}
+
+// What is done with all of them.
+function Tools({ count, removeAll }) {
+  const [said, say] = useState(null);
+  const file = useRef(null);
+  const take = async ({ target }) => {
+    const [chosen] = target.files;
+    target.value = ""; // the same file may be chosen again
+    try {
+      if (chosen.size > MOST_BYTES) throw new Error(texts.chat.largeArchive);
+      say({ text: texts.chat.imported(chats.import(await chosen.text())) });
+    } catch (error) {
+      say({ text: error.message, failed: true });
+    }
+  };
+  return html`<div class="conversations-tools">
+    ${said && html`<p class=${said.failed ? "error" : "muted"} role=${said.failed ? "alert" : "status"}>
+      ${said.text}</p>`}
+    <input type="file" ref=${file} hidden accept=".json,application/json" aria-label=${texts.chat.importFile}
+      onChange=${take} />
+    <button type="button" onClick=${() => file.current.click()}>${texts.chat.importDo}</button>
+    ${count > 0 && html`
+      <button type="button" onClick=${save}>${texts.chat.exportDo}</button>
+      <button type="button" onClick=${() => { say(null); removeAll(); }}>${texts.chat.removeAllDo}</button>`}
+  </div>`;
+}
+
+function save() {
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(new Blob([chats.exported()], { type: "application/json" }));
+  link.download = texts.chat.exportName(new Date());
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), REVOKE_MS);
 }
 
 // Whether its title or something that was said in it has the words.
@@ -107,10 +151,10 @@ function Renamer({ one, close }) {
   </form>`;
 }
 
-function Removal({ title, remove, cancel }) {
+function Removal({ ask, why, remove, cancel }) {
   return html`<${Dialog} name="remove-title" why="remove-why" cancel=${cancel}>
-    <h2 id="remove-title">${texts.chat.removeAsk}</h2>
-    <p id="remove-why">${texts.chat.removeWhy(title)}</p>
+    <h2 id="remove-title">${ask}</h2>
+    <p id="remove-why">${why}</p>
     <div class="actions">
       <button type="button" onClick=${cancel}>${texts.chat.cancel}</button>
       <button type="button" class="danger" onClick=${remove}>${texts.chat.removeDo}</button>

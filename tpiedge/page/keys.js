@@ -1,8 +1,9 @@
-// The keys that the user typed, for as long as the tab lives, and the dialog that asks for one.
+// The keys that the user typed, for as long as the tab lives, or that came by a link, until the master's next start;
+// and the dialog that asks for one.
 
 import { html, useLayoutEffect, useRef, useState } from "./vendor/htm/standalone.module.js";
 import { Dialog } from "./dialog.js";
-import { ofTab } from "./kept.js";
+import { ofBrowser, ofTab } from "./kept.js";
 import { texts } from "./texts.js";
 
 const STORED = "tpiedge.key.";
@@ -14,9 +15,25 @@ const waiting = new Map();
 // What a header can have: quotes of a word processor cannot be in a key.
 const SENDABLE = /^[\x21-\x7e]+$/;
 
-// The key of that kind ("api" or "admin"); empty where none was typed.
+// The key of that kind ("api" or "admin"); empty where there is none.
 export function key(kind) {
-  return ofTab.get(STORED + kind);
+  return ofTab.get(STORED + kind) || ofBrowser.get(STORED + kind);
+}
+
+// Keeps a key that came by a link, for all tabs.
+export function keepKey(kind, given) {
+  ofTab.set(STORED + kind, "");
+  ofBrowser.set(STORED + kind, given);
+}
+
+// Takes the API key that `tpiedge keys add` puts behind #key= of the address, and removes it from the address.
+export function takeKey() {
+  const [, found] = /^#key=([\x21-\x7e]+)$/.exec(location.hash) ?? [];
+  if (!found) return;
+  if (waiting.has("api")) answer("api", found);
+  else ofTab.set(`${STORED}api`, found);
+  show?.();
+  history.replaceState(history.state, "", location.pathname + location.search);
 }
 
 // That the server takes the key `used`. When it does so no more, it has another one since.
@@ -27,6 +44,10 @@ export function keyTaken(kind, used) {
 // Has the user type a key in place of `refused`, once for all who ask at a time. Resolves to whether there is another.
 export function askForKey(kind, refused) {
   if (key(kind) !== refused) return Promise.resolve(true);
+  if (refused && ofBrowser.get(STORED + kind) === refused) {
+    ofBrowser.set(STORED + kind, ""); // the master was restarted: another link helps
+    return Promise.resolve(false);
+  }
   if (!waiting.has(kind)) {
     let settle;
     const promise = new Promise((resolve) => (settle = resolve));

@@ -40,6 +40,7 @@ export class Library {
   // Shows the conversation, and saves it within `later` ms.
   put(conversation, later = 0) {
     const { id } = conversation;
+    this.#deleted.delete(id); // it comes back from a file
     this.conversations.set(id, conversation);
     if (later === 0) this.#save(id);
     else if (!this.#unsaved.has(id)) this.#unsaved.set(id, setTimeout(() => this.#save(id), later));

@@ -23,8 +23,6 @@ export function Machine({ machine, ask, undrain, clear, predict, said }) {
     <header>
       <h3 id="m-${machine.name}">${title}</h3>
       <span class="pill">${words.states[machine.state] ?? machine.state}</span>
-      ${machine.host && html`<span class="muted name">${machine.name}</span>`}
-      ${serves && html`<span class="muted">${words.rank(machine.rank)}</span>`}
     </header>
     <${Situation} machine=${machine} />
     ${serves && html`
@@ -32,14 +30,15 @@ export function Machine({ machine, ask, undrain, clear, predict, said }) {
       <${Memory} memory=${machine.memory} />
       <${Step} step=${machine.step} />`}
     <${Facts} machine=${machine} />
+    <${Details} facts=${detailsOf(machine)} />
     ${!own && html`<div class="machine-tools">
       ${machine.state === "left out" && html`<${Tool} name=${words.clear} of=${title} use=${() => clear(machine)} />`}
       ${["drained", "draining"].includes(machine.state)
         ? html`<${Tool} name=${words.undrain} of=${title} use=${() => undrain(machine)} />`
         : machine.state !== "lost" &&
           html`<${Tool} name=${words.drain} of=${title} use=${() => ask("drain", machine)} />`}
-      ${serves && html`<${Tool} name=${words.whatIfLess} of=${title} use=${() => predict(machine)} quiet />`}
-      <${Tool} name=${words.revoke} of=${title} use=${() => ask("revoke", machine)} quiet />
+      ${serves && html`<${Tool} name=${words.whatIfLess} of=${title} use=${() => predict(machine)} />`}
+      <${Tool} name=${words.revoke} of=${title} use=${() => ask("revoke", machine)} />
     </div>`}
     ${said}
   </article>`;
@@ -53,8 +52,8 @@ export function Said({ said, close }) {
 }
 
 // A button whose name says to who does not see the card of which machine it is.
-function Tool({ name, of, use, quiet }) {
-  return html`<button type="button" class=${quiet ? "quiet" : ""} onClick=${use}>
+function Tool({ name, of, use }) {
+  return html`<button type="button" onClick=${use}>
     ${name}<span class="visually-hidden"> ${of}</span></button>`;
 }
 
@@ -70,12 +69,29 @@ function Situation({ machine }) {
 
 function Share({ share }) {
   return html`<dl class="share">
-    ${["heads", "ffn"].map((kind) => html`<div key=${kind}>
-      <dt>${words.share[kind]}</dt>
-      <dd><meter min="0" max="1" value=${share[kind]} aria-label=${words.share[kind]}></meter>${" "}
-        ${words.percent(share[kind])}</dd>
-    </div>`)}
+    <dt>${words.share.work}</dt>
+    <dd><meter min="0" max="1" value=${share.work} aria-label=${words.share.work}></meter>${" "}
+      <b>${words.percent(share.work)}</b></dd>
   </dl>`;
+}
+
+// For who knows how models are split; empty where there is nothing to say.
+export function Details({ facts }) {
+  return facts.length > 0 && html`<details class="details">
+    <summary>${words.details}</summary>
+    <${FactList} facts=${facts} />
+  </details>`;
+}
+
+function FactList({ facts }) {
+  return html`<dl class="facts-of">
+    ${facts.map(([name, value]) => html`<div key=${name}><dt>${name}</dt><dd>${value}</dd></div>`)}
+  </dl>`;
+}
+
+function detailsOf({ host, name, rank, share }) {
+  const shares = ["heads", "ffn"].map((kind) => [words.share[kind], words.percent(share[kind])]);
+  return [...(host ? [[words.id, name]] : []), ...(rank === null ? [] : [[words.rank, rank], ...shares])];
 }
 
 function Memory({ memory }) {
@@ -112,8 +128,6 @@ function Facts({ machine }) {
     machine.speed_bytes_per_s > 0 && [words.speed, words.speedOf(machine)],
   ].filter(Boolean);
   return html`
-    <dl class="facts-of">
-      ${facts.map(([name, value]) => html`<div key=${name}><dt>${name}</dt><dd>${value}</dd></div>`)}
-    </dl>
+    <${FactList} facts=${facts} />
     ${disk.why && html`<p class="why">${words.notPrefetched(disk.why)}</p>`}`;
 }

@@ -1,10 +1,11 @@
 // Markdown as a model writes it, safely on the page. Three fences: HTML in it is text, DOMPurify lets only what is
 // listed below through, and the page's policy runs no script that is not the server's own.
 
-import DOMPurify from "./vendor/dompurify/purify.es.mjs";
+import DOMPurify from "./vendor/dompurify/purify.min.js";
 import { Component, html } from "./vendor/htm/standalone.module.js";
 import { Marked } from "./vendor/marked/marked.esm.js";
 import { copyButton } from "./copy.js";
+import { formulas, texOf } from "./formulas.js";
 import { texts } from "./texts.js";
 
 const ALLOWED = {
@@ -39,6 +40,7 @@ marked.use({
     },
   },
 });
+marked.use({ extensions: formulas(escaped) });
 
 function escaped(text) {
   const names = { "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#39;" };
@@ -110,6 +112,7 @@ class Block extends Component {
     }
     for (const table of fragment.querySelectorAll("table")) scrollable(table, texts.chat.table);
     for (const code of fragment.querySelectorAll("pre > code")) frame(code, this.props.whole);
+    for (const code of fragment.querySelectorAll("code.maths")) typeset(code);
     this.element.replaceChildren(fragment);
   }
 }
@@ -148,6 +151,19 @@ function frame(code, whole) {
   framed.append(head, pre);
   scrollable(pre, texts.chat.code);
   if (whole && language) colour(code, language);
+}
+
+async function typeset(code) {
+  try {
+    const { mathsOf } = await import("./maths.js");
+    const display = code.classList.contains("display");
+    const found = mathsOf(texOf(code.textContent), display);
+    if (found === null) return;
+    code.replaceWith(found);
+    if (display) scrollable(found, texts.chat.formula);
+  } catch (error) {
+    console.info(error); // as below
+  }
 }
 
 async function colour(code, language) {

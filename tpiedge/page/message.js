@@ -2,7 +2,7 @@
 
 import { html, useLayoutEffect, useRef, useState } from "./vendor/htm/standalone.module.js";
 import { useTicks } from "./changes.js";
-import { chats, rateOf } from "./chats.js";
+import { chats, passes, rateOf } from "./chats.js";
 import { fit, focusMessage, sends } from "./composer.js";
 import { copy } from "./copy.js";
 import { Icon } from "./icons.js";
@@ -74,6 +74,10 @@ function Answer({ conversation, node, live, last, edit }) {
   const name = node.model ?? chats.model?.id ?? texts.shell.name;
   const goOn = chats.canGoOn(node);
   const tooLong = node.code === TOO_LONG;
+  const extend = () => {
+    chats.extend(conversation.id, node.id);
+    focusMessage(); // the button goes
+  };
   const anew = () => {
     if (tooLong) return edit(node.parent); // the same would fail again
     if (goOn) chats.goOn(conversation.id, node.id);
@@ -88,6 +92,8 @@ function Answer({ conversation, node, live, last, edit }) {
     ${!live && html`<div class="tools">
       <${Versions} conversation=${conversation} node=${node} />
       ${node.text && html`<${Copy} text=${node.text} />`}
+      ${last && !tooLong && chats.canExtend(node) && html`<button type="button" class="quiet" onClick=${extend}>
+        <${Icon} name="right" /><span>${texts.chat.goOn}</span></button>`}
       ${(last || goOn) && html`<button type="button" class="quiet" onClick=${anew}>
         <${Icon} name=${tooLong ? "edit" : "again"} /><span>${tooLong ? texts.chat.edit : words(node, goOn)}</span>
       </button>`}
@@ -117,7 +123,7 @@ function Progress({ live }) {
 
 function progress(live) {
   const { phase, since, note, tokens, reading } = live;
-  if (note) return texts.chat.pauses(note);
+  if (note) return texts.chat.pauses(live);
   if (phase === "sent") return texts.chat.sent;
   if (phase === "opened" && reading) return texts.chat.reading(reading);
   if (phase === "opened") return texts.chat.opened((performance.now() - since) / 1000);
@@ -127,8 +133,10 @@ function progress(live) {
 function Outcome({ node }) {
   const { state, error, code, finish, text } = node;
   const facts = factsOf(node);
+  const over = passes(node) && chats.ready;
+  const failed = over ? texts.chat.readyNow : text ? texts.chat.brokeOff : texts.chat.failed;
   return html`
-    ${state === "failed" && html`<p class="error">${text ? texts.chat.brokeOff(error) : texts.chat.failed(error)}</p>`}
+    ${state === "failed" && html`<p class=${over ? "muted" : "error"}>${failed(error)}</p>`}
     ${code === TOO_LONG && html`<p class="muted">${texts.chat.tooLong(chats.model?.context_length)}</p>`}
     ${state === "stopped" && html`<p class="muted">${texts.chat.stopped}</p>`}
     ${state === "unread" && html`<p class="error">${texts.chat.unread(error)}</p>`}
@@ -138,9 +146,9 @@ function Outcome({ node }) {
     ${facts.length > 0 && html`<p class="facts">${facts.map((fact) => html`<span key=${fact}>${fact}</span>`)}</p>`}`;
 }
 
-function factsOf({ model, usage, tokens, rate, first_s }) {
+function factsOf({ model, usage, tokens = 0, before = 0, rate, first_s }) {
   const facts = model && chats.model && model !== chats.model.id ? [model] : [];
-  const count = usage?.completion_tokens ?? tokens;
+  const count = before + (usage?.completion_tokens ?? tokens);
   if (count) facts.push(texts.chat.count(count));
   if (rate) facts.push(texts.chat.rate(rate));
   if (usage?.tokens_per_step) facts.push(texts.chat.perStep(usage.tokens_per_step));

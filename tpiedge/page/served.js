@@ -18,6 +18,8 @@ export class Served {
   keyless = false;
   // Why it would not answer now, for the user to read; empty where it would.
   unready = "";
+  // Whether it said at last that it would answer.
+  ready = false;
   #changed;
   #asking = null;
   #timer = 0;
@@ -42,11 +44,13 @@ export class Served {
 
   async #ask() {
     clearTimeout(this.#timer);
+    this.ready = false;
     try {
       [this.model] = (await json("v1/models", { lateMs: LATE_MS, asking: () => this.#tell("") })).data;
       const { ready, reason } = await read(await request("ready", { lateMs: LATE_MS }));
       this.unready = ready ? "" : texts.chat.unready(reason);
       this.keyless = false;
+      this.ready = ready;
       this.#tell("", !ready);
     } catch (error) {
       const unreached = error.status === NO_ANSWER;

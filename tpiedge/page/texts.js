@@ -46,7 +46,14 @@ const eventWords = {
   "plan failed": () => "new plan failed",
   "no plan": () => "no plan",
 };
-const tokens = (count) => `${whole.format(count)} ${count === 1 ? "token" : "tokens"}`;
+// The server's own words are for programs where these are not.
+const codeWords = {
+  context_length_exceeded: "this conversation is too long for the model.",
+  queue_full: "too many questions wait already. Try again in a moment.",
+  model_not_found: "the server has another model now.",
+};
+const count = (number, one, many) => `${whole.format(number)} ${number === 1 ? one : many}`;
+const tokens = (number) => count(number, "token", "tokens");
 
 export const texts = {
   shell: {
@@ -70,6 +77,7 @@ export const texts = {
     unreachableNow: "Cannot reach the server. Retrying …",
     noJson: (status) => `The server answered with status ${status}.`,
     noEvent: "The server sent an invalid event.",
+    of: ({ code, message }) => codeWords[code] ?? String(message),
     keyMissing: {
       api: "This server needs an API key: ask whoever runs it.",
       admin: "This needs the admin key.",
@@ -93,6 +101,19 @@ export const texts = {
     removeAsk: "Delete this conversation?",
     removeWhy: (title) => `“${title}” will be deleted for good.`,
     removeDo: "Delete",
+    removeAllDo: "Delete all",
+    removeAllAsk: (number) => `Delete ${count(number, "conversation", "conversations")}?`,
+    removeAllWhy: "They cannot be brought back. “Export” saves conversations in a file first.",
+    exportDo: "Export",
+    exportName: (at) => `tpiedge-conversations-${at.toISOString().slice(0, 10)}.json`,
+    importDo: "Import",
+    importFile: "File of conversations",
+    imported: ({ added, all }) => `${count(added, "conversation", "conversations")} imported` +
+      (added < all ? `; ${whole.format(all - added)} already here.` : "."),
+    noArchive: "This file has no conversations of tpiedge: choose one that “Export” made.",
+    newerArchive: "A newer tpiedge made this file: upgrade the master.",
+    largeArchive: "This file is too large: at most 5,000 conversations and 50 MB.",
+    wrongArchive: (number) => `Nothing imported: conversation ${whole.format(number)} of this file is damaged.`,
     cancel: "Cancel",
     notKept: "Not saved: this browser gives the page no more storage. Delete conversations.",
     keepsNothing: "This browser stores nothing: conversations are lost when you close this tab.",
@@ -120,31 +141,33 @@ export const texts = {
     version: (number, count) => `${number} of ${count}`,
     code: "Code",
     table: "Table",
+    formula: "Formula",
     thought: "Thoughts",
     thinking: "Thinking …",
 
     isAnswering: "Answering",
-    unready: (why) => `Not ready: ${why}. New messages may be refused.`,
+    unready: (why) => `Not ready: ${why}.`,
     sent: "Waiting for the server …",
     opened: (s) => (s < 1 ? "Reading the prompt …" : `Reading the prompt … ${whole.format(s)} s`),
     reading: ({ done, of, left_s }) =>
       `Reading the prompt … ${whole.format(done)} of ${tokens(of)}${timeLeft(left_s)}`,
-    pauses: (why) => `Paused: ${why}`,
+    pauses: ({ note, tokens: begun }) => note.startsWith("waiting for ")
+      ? `W${note.slice(1)}. ${begun ? "The answer goes on then." : "Your question is kept."}` : `Paused: ${note}`,
     reconnecting: "connection lost, reconnecting",
     reaching: "cannot reach the server, retrying",
     live: (count, rate) => (rate ? `${tokens(count)} · ${rate.toFixed(1)} tokens/s` : tokens(count)),
     answered: (text) => `Answer: ${text}`,
     stopped: "Stopped.",
     interrupted: "Interrupted when the page was closed.",
-    elsewhere: "In progress in another tab. If you closed that tab, regenerate the answer.",
+    elsewhere: "In progress in another tab, unless you closed it.",
     unread: (why) => `This answer is incomplete: ${why}`,
     goOn: "Continue",
     failed: (why) => `No answer: ${why}`,
+    readyNow: (why) => `No answer then: ${why.replace(/\.$/, "")}. The model is ready now.`,
     brokeOff: (why) => `Answer cut off: ${why}`,
     tooLong: (fit) =>
-      `${fit ? `A chat has room for ${tokens(fit)}` : "The chat is too long"}, the answer included: ` +
-      "shorten the message or start a new chat.",
-    cut: "Cut off at max tokens.",
+      `${fit ? `It has room for ${tokens(fit)}, the answer included. ` : ""}Shorten the message or start a new chat.`,
+    cut: "The answer reached its length limit.",
 
     count: tokens,
     rate: (rate) => `${rate.toFixed(1)} tokens/s`,
@@ -172,8 +195,11 @@ export const texts = {
   cluster: {
     title: "Cluster",
     locked: "This view needs the admin key.",
-    lockedHow: "To see it, run this on the master:",
-    lockedType: "tpiedge nodes key",
+    linkUsed: "This link does not work any more: it works once, within an hour, and not after another one was made.",
+    lockedHow: "On the master’s own computer, open the link that this prints:",
+    lockedType: "tpiedge nodes link",
+    lockedElse: "Elsewhere, enter the key that this prints on the master:",
+    lockedKey: "tpiedge nodes key",
     unlock: "Enter key",
     looking: "Loading …",
     unseen: (at_s, why) => `Last update: ${when(at_s)}. ${why}`,
@@ -185,8 +211,8 @@ export const texts = {
 
     ready: "ready",
     notReady: "not ready",
-    collective: ({ token, chunk }) =>
-      `All-reduce: ${token}${chunk && chunk !== token ? `; prompts: ${chunk}` : ""}`,
+    collective: "All-reduce",
+    collectiveOf: ({ token, chunk }) => `${token}${chunk && chunk !== token ? `; prompts: ${chunk}` : ""}`,
     rate: "Tokens per second",
     running: "Running",
     queued: "Queued",
@@ -199,7 +225,9 @@ export const texts = {
     unknown: "–",
 
     machines: "Machines",
-    rank: (rank) => `rank ${rank}`,
+    rank: "Rank",
+    id: "Id",
+    details: "Details",
     states: {
       serving: "serving",
       loading: "loading",
@@ -214,7 +242,7 @@ export const texts = {
     silent: (s) => `Silent for ${whole.format(s)} s.`,
     fetching: ({ done_bytes, total_bytes, bytes_per_s }) =>
       `Fetching weights: ${bytes(done_bytes)} of ${bytes(total_bytes)}, ${bytes(bytes_per_s)}/s`,
-    share: { heads: "heads", ffn: "FFN" },
+    share: { work: "Share of the work", heads: "Attention heads", ffn: "FFN" },
     bytes,
     seconds: brief,
     memoryOf: (planned, budget) => `Memory: ${bytes(planned)} of ${bytes(budget)}`,
@@ -252,6 +280,21 @@ export const texts = {
     drain: "Drain",
     undrain: "Undrain",
     clear: "Retry now",
+    add: {
+      title: "Add a machine",
+      why: "Paste these lines into a terminal of the new machine. They install tpiedge there and start a worker; " +
+        "the token in them lets one machine in, within a day.",
+      notes: [
+        "The machine needs Linux, 4 GB of memory, and Python 3.11 or newer with venv (Debian, Ubuntu: " +
+          "apt install python3-venv).",
+        "It must reach this computer's TCP ports 7070 to 7074, or those that “tpiedge master --listen” was given.",
+        "A firewall here has to let them in: sudo ufw allow 7070:7074/tcp",
+      ],
+      copy: "Copy",
+      copied: "Copied",
+      notCopied: "Not copied",
+      close: "Close",
+    },
     whatIfLess: "If removed?",
     whatIfMore: "What if one more machine joined?",
     less: (name, forecast, measured_s) => {
@@ -291,7 +334,7 @@ export const texts = {
 
     requests: "Requests",
     noRequests: "No requests.",
-    columns: ["Request", "From", "State", "Age", "Prompt", "Answer", "Tokens/s"],
+    columns: ["From", "State", "Age", "Prompt", "Answer", "Tokens/s", "Request"],
     actions: "Actions",
     sender: (sender) => {
       if (sender === null) return "–";
@@ -328,9 +371,9 @@ export const texts = {
         why: "It is removed at once. To come back it needs a new token or code.",
         go: "Revoke",
       }),
-      cancel: (id) => ({
-        title: "End this request?",
-        why: `The client of ${id} is told that an administrator ended it.`,
+      cancel: (from, id) => ({
+        title: `End this request${from}?`,
+        why: `Its client is told that an administrator ended it. Request: ${id}`,
         go: "End it",
       }),
     },

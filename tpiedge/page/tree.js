@@ -75,12 +75,12 @@ function overlaid(base, mine, stored) {
   return result;
 }
 
-// The messages for an answer to `id`, as the API wants them.
+// The messages for an answer to `id`, or, where that is one, for more of it, as the API wants them.
 export function messagesTo(conversation, id) {
   const found = [];
   for (let next = id; next !== null; next = conversation.nodes[next].parent) {
-    const { role, text } = conversation.nodes[next];
-    found.unshift({ role, content: text });
+    const { role, text, thought } = conversation.nodes[next];
+    found.unshift({ role, content: text, ...(next === id && thought && { reasoning_content: thought }) });
   }
   const system = conversation.settings.system?.trim();
   return system ? [{ role: "system", content: system }, ...found] : found;

@@ -2,7 +2,7 @@
 // administrator has it do.
 
 import { json, read, refusal, Refusal, request } from "./api.js";
-import { key } from "./keys.js";
+import { keepKey, key } from "./keys.js";
 import { texts } from "./texts.js";
 
 const LOOK_MS = 1000;
@@ -24,6 +24,8 @@ class ClusterWatch extends EventTarget {
   unreachable = false;
   // Whether a key has to be typed before anything can be seen.
   locked = false;
+  // Why a link did not help; empty where it did.
+  noEntry = "";
   // Tokens per second at the last looks.
   rates = [];
   #tag = "";
@@ -49,6 +51,20 @@ class ClusterWatch extends EventTarget {
   async unlock() {
     this.#set(() => (this.locked = false));
     await this.#once(this.#stop.signal);
+  }
+
+  // Trades the code of a link for the admin key.
+  async enter(code) {
+    try {
+      const options = { method: "POST", kind: "", headers: { Authorization: `Bearer ${code}` } };
+      const { key: found } = await json("admin/key", options);
+      keepKey("admin", found);
+      this.#set(() => (this.locked = false));
+    } catch (error) {
+      if (!(error instanceof Refusal)) throw error;
+      const used = error.status === NO_KEY;
+      this.#set(() => (this.noEntry = used ? texts.cluster.linkUsed : error.message));
+    }
   }
 
   // Has the server do it, or asks it something, and looks at once. Throws Refusal.
@@ -83,7 +99,7 @@ class ClusterWatch extends EventTarget {
 
   #take(picture) {
     this.picture = picture;
-    this.problem = "";
+    this.problem = this.noEntry = "";
     this.#seenAt_s = Date.now() / 1000;
     this.rates = [...this.rates, picture.totals.tokens_per_s ?? 0].slice(-RATES);
   }

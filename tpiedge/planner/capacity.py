@@ -177,7 +177,7 @@ class _Candidates:
         if self.bounds[index].limit * model.shape.ffn_tiles < 1:
             free = format_bytes(machine.free_disk_bytes or 0)
             why = f"its disk has {free} for weights, which is too little for any share"
-            return SpareReason("no room", why)
+            return SpareReason("no room", f"{why}: free some there, or start it again with another --cache")
         least_s, without_s = seconds
         trip = format_seconds(machine.round_trip_s)
         because = f"{2 * model.num_layers} exchanges per token; a round trip to it takes {trip}"

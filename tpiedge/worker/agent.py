@@ -71,6 +71,7 @@ class Agent:
     _measurements: Measurements
     _probe_path: Callable[[], PathState]
     _slot: NodeSlot
+    _alive: Callable[[float], None] = lambda _now: None  # called in each turn of the loop
     _nonce: int = field(default_factory=lambda: secrets.randbits(63))
     _offered_bytes: int = -1  # memory in the latest offer
     _preparing: _Part | None = None
@@ -134,6 +135,7 @@ class Agent:
         stalls = OwnStalls(self._settings.timing.heartbeat_s)
         while not self._stopping.is_set():
             now = self._clock.now()
+            self._alive(now)
             if now >= due:
                 own_stall = stalls.beat(now - due)
                 due = now + self._settings.timing.heartbeat_s
@@ -175,9 +177,9 @@ class Agent:
             case epochs.Probe(number=number, answer_bytes=count):
                 self._send(epochs.Echo(message.epoch, number, bytes(count)))
             case epochs.Spare(kind="too small") if not self._slot.memory.reduced:
-                raise OutOfMemory(spare_line(message))
+                raise OutOfMemory(spare_line(message, self._settings.host))
             case epochs.Spare():
-                self._stand(message.kind, spare_line(message))
+                self._stand(message.kind, spare_line(message, self._settings.host))
             case Refused(message=why):
                 raise PeerError(why)
             case epochs.Prefetch():

@@ -16,18 +16,28 @@ SMALL_MTU: Final = (
 
 #: The cause that `launch/child.py` writes.
 _ENDED: Final = re.compile(r"its process ended with status \d+ \((.*)\)")
-_SPARE: Final[Mapping[SpareKind, str]] = {
-    "no plan": "the master cannot use this machine yet",
-    "excluded": "this machine is left out for now",
-    "drained": "this machine is drained",
-    "fetching": "this machine joins later",
-    "no room": "this machine cannot be used now",
-    "too small": "this machine cannot be used",
+_UNTIL: Final = "this machine is a spare until another machine leaves"
+#: What a machine without a part waits for, and what to type unless the reason says it.
+_SPARE: Final[Mapping[SpareKind, tuple[str, str]]] = {
+    "slower": (f"{_UNTIL} or a larger model is served", ""),
+    "too many": (_UNTIL, ""),
+    "shares": (_UNTIL, "; the master's --shares may give it a part"),
+    "no plan": ("this machine waits until the master can use it", ""),
+    "excluded": (
+        "this machine is left out for now",
+        "; to use it at once, type on the master's computer: tpiedge nodes clear {host}",
+    ),
+    "drained": ("this machine is drained", ""),
+    "fetching": ("this machine joins once its weights are here", ""),
+    "no room": ("this machine cannot be used now", ""),
+    "too small": ("this machine cannot be used", ""),
 }
 
 
-def spare_line(spare: Spare) -> str:
-    return f"{_SPARE.get(spare.kind, 'this machine is not needed now')}: {sanitised_line(spare.why)}"
+def spare_line(spare: Spare, host: str) -> str:
+    """Says what the machine `host` waits for, why, and what to type."""
+    waits, to_type = _SPARE[spare.kind]
+    return f"{waits}: {sanitised_line(spare.why)}{to_type.format(host=sanitised_line(host))}"
 
 
 def stopped_line(cause: str) -> str:

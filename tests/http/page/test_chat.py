@@ -7,6 +7,17 @@ from tests.http.conftest import answers
 from tpiedge.errors import PeerLost
 
 LIMIT_S = 30.0
+FORMULAS = r"""With \(x_1 * y_1\) and $e^x$, not \(\frac{1}{\):
+
+\[
+\begin{aligned}
+a &= b \\[2pt]
+c &= \sum_{i=1}^{n} i
+\end{aligned}
+\]
+
+Then \(\text{<img src=x onerror=window.hit=1>}\).
+"""
 
 
 def prompt_of(service):
@@ -135,6 +146,86 @@ def test_page_shows_why_an_answer_failed(browser, service, url, words):
         browser.wait(lambda number=number: len(browser.texts(".answer .error")) == number)
     reasons = set(browser.texts(".answer .error"))
     assert reasons == {"Answer cut off: node 2 was lost during step 3: its process ended"}
+
+
+def test_answer_that_reached_its_limit_continues(browser, service, url):
+    begun = answers(service, "Once upon", "length")
+    browser.open(url)
+    browser.say("A story")
+    browser.wait_for_text(".answer", "The answer reached its length limit.")
+    service.generations.get(timeout=LIMIT_S)
+    answers(service, " a time.")
+    browser.run(
+        "const f = fetch; window.fetch = (to, how) => f(to, (how.body && (window.sent = how.body), how))"
+    )
+    browser.click("Continue")
+    browser.wait_for_answers("Once upon a time.")
+    assert json.loads(browser.run("return window.sent"))["continue_final_message"] is True
+    assert prompt_of(service) == f"<user>A story<assistant>{begun}"
+    browser.wait(lambda: browser.see(".facts"))
+    count = sum(len(service.tokenizer.encode(text, add_special=False)) for text in ("Once upon", " a time."))
+    assert f"{count} tokens" in browser.text(".facts")
+    assert not browser.see(".versions")
+    assert "Continue" not in browser.text(".answer")
+    service.max_sequence = 8
+    browser.say("And then?")
+    browser.wait_for_text(".answer", "No answer: this conversation is too long for the model.")
+    assert "context" not in browser.text("main")
+
+
+def test_conversations_are_exported_deleted_together_and_imported(browser, service, url, tmp_path):
+    answers(service, "Hm.")
+    browser.open(url)
+    for question in ("About foxes", "About bears"):
+        browser.click("New chat")
+        browser.wait(lambda: not browser.answers())
+        browser.say(question)
+        browser.wait_for_answers("Hm.")
+    listed = ".conversations li a"
+    browser.downloads_to(tmp_path)
+    browser.click("Export")
+    browser.wait(lambda: list(tmp_path.glob("*.json")))
+    [file] = tmp_path.glob("*.json")
+    browser.click("Delete all")
+    browser.wait_for_text("dialog", "Delete 2 conversations?")
+    assert browser.flaws() == []
+    browser.click("Delete", "dialog")
+    browser.wait(lambda: not browser.texts(listed))
+    browser.attach("[type=file]", file)
+    browser.wait_for_text(".conversations-tools", "2 conversations imported.")
+    assert browser.texts(listed) == ["About bears", "About foxes"]
+    browser.reload()
+    browser.click("About foxes")
+    browser.wait_for_answers("Hm.")
+    browser.attach("[type=file]", file)
+    browser.wait_for_text(".conversations-tools", "0 conversations imported; 2 already here.")
+    file.write_text("{}")
+    browser.attach("[type=file]", file)
+    browser.wait_for_text(".conversations-tools", "This file has no conversations of tpiedge")
+    assert browser.flaws() == []
+
+
+def test_formulas_are_drawn_and_loaded_only_when_needed(browser, service, serve):
+    service.max_sequence = 4096
+    loads = "return performance.getEntriesByType('resource').filter(one => one.name.includes('temml')).length"
+    answers(service, "No **formula** here, and it costs $5.")
+    browser.open(serve().url)
+    browser.say("Words")
+    browser.wait(lambda: browser.see(".markdown strong"))
+    assert browser.run(loads) == 0
+    answers(service, FORMULAS)
+    browser.say("Formulas")
+    browser.wait(lambda: len(browser.run("return [...document.querySelectorAll('math')]")) == 4)
+    assert browser.run(loads) == 1
+    assert browser.run("return document.querySelector('math').textContent") == "x1∗y1"
+    assert browser.texts(".maths") == [r"\(\frac{1}{\)"], "what is no TeX stays as it is"
+    assert browser.see("[aria-label=Formula] mtable")
+    assert browser.see("math msup mi")
+    assert browser.run("return window.hit ?? null") is None
+    assert browser.flaws() == []
+    browser.shape(390, 844, touch=True)
+    browser.draw()
+    assert browser.outside() == [0, 0, 0]
 
 
 def test_reasoning_is_collapsed_by_default(browser, url):

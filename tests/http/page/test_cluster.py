@@ -64,6 +64,11 @@ def test_cluster_view_shows_machines_and_predictions(view, service):
     view.wait_for_text(".facts-of", "1.00 ms, 30.0 MB/s")
     view.wait_for_text(".events li", "cellar was lost: silent for 1.6 s")
     assert "Links to workers" not in view.text(".machines")
+    view.wait_for_text(".machine .share", "Share of the work")
+    assert not view.see(".machine .details[open]")
+    view.run("for (const one of document.querySelectorAll('.machine .details')) one.open = true")
+    assert view.texts(".machine .details dt")[:3] == ["Rank", "Attention heads", "FFN"]
+    assert view.texts(".machine .details dd") == ["0", "50 %", "25 %", "w-1", "1", "50 %", "75 %", "w-2"]
     assert view.flaws() == []
     view.click("If removed? attic")
     view.wait_for_text(".forecast", "Without attic a step would take about 25 % longer (predicted).")
@@ -88,6 +93,8 @@ def test_machines_are_approved_by_a_code_drained_undrained_and_revoked(view, ser
     view.type("#code", "wrong")
     view.click("Approve")
     view.wait_for_text(".waiting .error", "no worker waits with the code 'wrong'")
+    view.type("#code", CODE[0])
+    view.wait(lambda: not view.see(".waiting .error"))
     view.run("document.querySelector('#code').value = ''")
     view.type("#code", f"{CODE}\n")
     view.wait(lambda: service.approved == [CODE])
@@ -139,3 +146,12 @@ def test_cluster_view_shows_step_timeline_and_ends_requests(view, service):
     view.run("location.hash = '#chat'")
     view.click("Hello")
     view.wait_for_text(".answer", "the administrator of this server ended the request")
+
+
+def test_page_shows_lines_that_add_a_machine(view, service):
+    service.invite = lambda: ["python3 -m venv ~/tpiedge &&", "~/tpiedge/bin/tpiedge worker"]
+    view.click("Add a machine")
+    view.wait(lambda: view.see("dialog[open]"))
+    assert view.texts("dialog pre") == ["python3 -m venv ~/tpiedge &&\n~/tpiedge/bin/tpiedge worker"]
+    view.click("Close", "dialog")
+    view.wait(lambda: not view.see("dialog[open]"))

@@ -8,10 +8,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.browsing.browser import Browser
 from tests.fakes.service import FakeService
+from tests.http.conftest import SECRET
 from tpiedge.api.server import ApiServer
 
 _HTML = Path(__file__).with_name("hostile_page.html").read_bytes()
@@ -66,9 +68,9 @@ def _hostile(browser: Browser, host: str) -> Iterator[int]:
     browser.complaints()  # of all that the page was refused
 
 
-def _attack(browser: Browser, base: str) -> dict[str, str]:
-    """Returns what the page made of each attempt."""
-    browser.run("attack(arguments[0])", base)
+def _attack(browser: Browser, base: str, code: str = "") -> dict[str, str]:
+    """Returns what the page made of each attempt. `code`: of an administrator's link, if the page came to know one."""
+    browser.run("window.code = arguments[1]; attack(arguments[0])", base, code)
     browser.wait(lambda: browser.driver.title == "done", _ATTACK_S)
     found: dict[str, str] = browser.run("return window.results")
     return found
@@ -105,3 +107,39 @@ def test_foreign_page_succeeds_when_its_origin_is_allowed(
         results = _attack(browser, serve(origins=[f"http://{_EVIL}:{port}"]).url)
     assert results["GET"].startswith("200 ")
     assert service.generations.qsize() > 0
+
+
+def _code(server: ApiServer) -> str:
+    answer = httpx.post(f"{server.url}/admin/link", headers={"Authorization": f"Bearer {SECRET}"})
+    return str(answer.json()["code"])
+
+
+@pytest.mark.parametrize("keys", [[], ["k"]], ids=["without API keys", "with API keys"])
+@pytest.mark.fault(
+    "H5", "a page in a real browser that knows a link's code is no administrator, nor beside one"
+)
+def test_foreign_page_does_not_become_the_administrator(
+    serve: Callable[..., ApiServer], browser: Browser, keys: list[str]
+) -> None:
+    server = serve(keys=keys)
+    browser.open(server.url)
+    browser.driver.get(f"{server.url}/#admin={_code(server)}")
+    browser.wait(lambda: browser.run("return localStorage['tpiedge.key.admin']") == SECRET)
+    with _hostile(browser, _EVIL):
+        results = _attack(browser, server.url, _code(server))
+    assert set(results.values()) <= {"opaque", "failed", "sent"}
+
+
+@pytest.mark.parametrize("keys", [[], ["k"]], ids=["without API keys", "with API keys"])
+@pytest.mark.fault(
+    "H5", "a page whose name comes to lead to the master is no administrator, even with a link's code"
+)
+def test_dns_rebinding_page_does_not_become_the_administrator(
+    serve: Callable[..., ApiServer], browser: Browser, keys: list[str]
+) -> None:
+    with _hostile(browser, _EVIL) as port:
+        results = _attack(browser, "", _code(serve(port=port, keys=keys)))
+    assert results["key of a link"].startswith("403 ")
+    assert all(
+        results[name][:4] in ("401 ", "403 ") for name in ("cluster", "another link", "key without a code")
+    )

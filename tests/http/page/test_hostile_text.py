@@ -24,6 +24,10 @@ HOSTILE = [
     "<a id=chats name=body href=cid:x>clobber</a>",
     "| <img src=x onerror=window.hit=1> | b |\n|---|---|\n| [c](vbscript:window.hit=1) | `<script>` |",
     "<style>body { display: none }</style><link rel=stylesheet href=//example.org/x.css>",
+    r"\(\href{javascript:window.hit=1}{x}\) \(\includegraphics{//example.org/x.png}\) \(\htmlId{app}{x}\)",
+    r"\(\def\x{\x\x}\x\) \(\htmlStyle{position:fixed}{x}\) \(\text{<img src=x onerror=window.hit=1>}\)",
+    r"\(" + "{" * 1900 + "}" * 1900 + r"\)",
+    r"\[" * 2000,
     "> " * 2000 + "deep",
     "*" * 5000,
     "[" * 5000,
@@ -50,8 +54,15 @@ def test_hostile_text_is_shown_as_plain_text(browser, service, serve):
         assert address is None or address.startswith(("https://", "http://", "mailto:")), address
         browser.run("arguments[0].removeAttribute('href'); arguments[0].click()", link)
     found = browser.run(
-        "return [...document.querySelectorAll('.message *')].map(e => [e.localName, e.getAttributeNames()])"
+        "return [...document.querySelectorAll('.message *')].filter((e) => !e.closest('math'))"
+        ".map((e) => [e.localName, e.getAttributeNames()])"
     )
+    formulas = browser.run(
+        "return [...document.querySelectorAll('math, math *')].map((e) => [e.localName, e.getAttributeNames()])"
+    )
+    assert formulas
+    assert {name for name, _ in formulas} <= {"math", "mrow", "mi", "mo", "mtext", "mstyle"}
+    assert not {name for _, names in formulas for name in names} & {"href", "src", "id"}
     assert {name for name, _ in found} <= set(ALLOWED.split())
     assert not [
         name for _, names in found for name in names if name.startswith("on") or name in ("id", "style")

@@ -84,7 +84,7 @@ def test_answer_of_a_closed_tab_continues_in_another(browser, recording, begun, 
     generation = begun(url)
     shown = browser.run("return '/' + location.hash")
     with browser.second_tab(url, shown) as change:
-        browser.wait_for_text(".answer", "In progress in another tab, unless that was closed.")
+        browser.wait_for_text(".answer", "In progress in another tab, unless you closed it.")
         change()
         browser.driver.get("about:blank")
         change()

@@ -1,5 +1,7 @@
 from tests.http.conftest import answers
 
+KEY = "0123456789abcdef0123456789abcdef"
+
 
 def test_page_works_in_a_browser_without_storage(forgetful_browser, service, serve):
     browser = forgetful_browser
@@ -24,3 +26,30 @@ def test_page_works_in_a_browser_without_storage(forgetful_browser, service, ser
     browser.reload()
     browser.wait(lambda: browser.see("dialog[open]"))
     assert not browser.texts(".conversations li a")
+
+
+def test_key_in_the_address_is_used_and_removed_from_it(browser, service, serve):
+    answers(service, "Yes.")
+    url = serve(keys=[KEY]).url
+    browser.open(url, f"/#key={KEY}")
+    browser.say("Well?")
+    browser.wait_for_answers("Yes.")
+    assert not browser.see("dialog[open]")
+    assert KEY not in browser.run("return location.href")
+    browser.run("history.back()")
+    browser.wait(lambda: browser.run("return location.hash") == "")
+    assert KEY not in browser.run("return location.href")
+    browser.reload()
+    browser.say("And now?")  # in a new conversation, with the key that the tab keeps
+    browser.wait_for_answers("Yes.")
+
+
+def test_key_in_the_address_of_an_open_page_answers_its_question(browser, service, serve):
+    answers(service, "Yes.")
+    browser.open(serve(keys=[KEY]).url)
+    browser.wait(lambda: browser.see("dialog[open]"))
+    browser.run("location.hash = arguments[0]", f"key={KEY}")
+    browser.wait(lambda: not browser.see("dialog[open]"))
+    browser.say("Well?")
+    browser.wait_for_answers("Yes.")
+    assert KEY not in browser.run("return location.href")

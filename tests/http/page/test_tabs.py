@@ -43,7 +43,7 @@ def test_message_in_one_tab_survives_an_answer_in_another(browser, service, url,
     browser.wait_for_text(".answer", "one")
     answers(service, "Two.")
     with browser.second_tab(url, here(), duplicated=duplicated) as change:
-        browser.wait_for_text(".answer", "In progress in another tab, unless that was closed.")
+        browser.wait_for_text(".answer", "In progress in another tab, unless you closed it.")
         browser.say("Second")
         browser.wait(lambda: browser.answers()[1:] == ["Two."])
         rename(browser, "First", "Both")

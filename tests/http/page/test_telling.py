@@ -2,22 +2,32 @@ LIMIT_S = 30.0
 
 
 def test_screen_reader_status_stays_up_to_date(browser, service, url, words):
+    looked = (
+        "return performance.getEntriesByName(new URL('ready', location.href).href)"
+        ".filter((entry) => entry.responseStatus === 503).length"
+    )
     said = "return document.querySelector('.messages-frame [role=status]').textContent"
     service.unavailable = "too few machines"
     browser.open(url)
     browser.wait_for_text(".notice", "Not ready: the cluster cannot answer yet")
-    # One that has lost a machine takes questions still, below which it says that the answer pauses.
-    assert "Messages wait meanwhile, or are refused." in browser.text(".notice")
     assert browser.flaws() == []
     browser.say("Well?")
     browser.wait(lambda: browser.run(said) == "No answer: too few machines")
     service.unavailable = ""
     browser.wait(lambda: not browser.see(".notice"))
+    browser.wait_for_text(".answer", "No answer then: too few machines. The model is ready now.")
+    assert not browser.see(".error")
     browser.click("Try again")
     generation = service.generations.get(timeout=LIMIT_S)
     browser.wait(lambda: browser.run(said) == "")
-    generation.pause("waiting for dell-1")
-    browser.wait(lambda: "waiting for dell-1" in browser.run(said))
+    generation.pause("waiting for dell-1 (stopped)")
+    browser.wait(lambda: browser.run(said) == "Waiting for dell-1 (stopped). Your question is kept.")
+    service.unavailable = "no plan"  # of which the answer says more
+    browser.run("document.dispatchEvent(new Event('visibilitychange'))")
+    browser.wait(lambda: browser.run(looked) > 0)
+    browser.draw()
+    assert not browser.see(".notice")
+    service.unavailable = ""
     generation.resume(1.5)
     generation.say(*words("first"))
     browser.wait(lambda: browser.run(said) == "")

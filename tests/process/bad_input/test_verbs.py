@@ -50,7 +50,7 @@ def filled(words):
 def test_unknown_flags_and_extra_arguments_are_refused(fails, words):
     assert "No such option '--zebra'" in fails(*filled(words), "--zebra")
     said = "No such command 'one'" if isinstance(LEAVES[words], click.Group) else "unexpected extra argument"
-    if words not in (("config", "show"), ("testbed", "exec")):  # which take any number of words
+    if words not in (("config", "show"), ("rm",), ("testbed", "exec")):  # which take any number of words
         assert said in fails(*filled(words), "one", "two")
 
 
@@ -92,6 +92,14 @@ def test_unreadable_settings_are_refused(fails, tmp_path, content, expected):
     ("arguments", "expected"),
     [
         (("nodez",), "Did you mean 'nodes'"),
+        (("ps",), "there is no verb 'ps': 'tpiedge nodes' shows"),
+        (("serve",), "'tpiedge master MODEL' serves a model"),
+        (("stop", "qwen3:4b"), "Ctrl-C where 'tpiedge master'"),
+        (("create", "mine", "-f", "Modelfile"), "'tpiedge import-gguf FILE --name NAME'"),
+        (("run", "gemma3:4b"), "gemma3:4b is not supported yet; nearest: qwen3-4b or llama3.2-3b"),
+        (("pull", "gpt-oss:20b"), "gpt-oss:20b is not supported yet; nearest: qwen3-14b"),
+        (("pull", "qwen3:4"), "did you mean qwen3-4b"),
+        (("master", "qwen3:4b"), "to fetch it from the hub: tpiedge pull qwen3:4b"),
         (("run", "demo", "--prompt", "x", "--seed", BIG), f"--seed is {BIG}"),
         (("run", "demo", "--prompt", "x", "--memory", f"{BIG}GB"), "a computer can have"),
         (("run", "demo", "--prompt", "x", "--cache", "/dev/null"), "cannot write to"),

@@ -5,10 +5,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from tests.process.command import Ended, run_command
 from tests.process.lab.refused import refusal
 from tests.process.network.namespaces import why_impossible
+from tpiedge.lab.verbs.bench import bench
+from tpiedge.lab.verbs.bench_speed import speed
 
 DEMO = {"model": "demo", "precision": "bf16", "compute": "f32", "kv_precision": "f32"}
 
@@ -33,6 +36,22 @@ def test_bench_decode_reports_every_setting() -> None:
             summary["s_per_token"]["min"] <= summary["s_per_token"]["median"] <= summary["s_per_token"]["max"]
         )
         assert summary["head_s_per_token"]["median"] > 0
+
+
+@pytest.mark.thin
+def test_bench_speed_reports_one_number() -> None:
+    """`tpiedge bench` alone is this verb."""
+    ended = run_command("bench", "speed", "--seconds", "0.1", "--json")
+    assert ended.status == 0, ended.err
+    record = json.loads(ended.out)
+    assert described(record) == DEMO
+    assert record["tokens"] >= 7
+    assert record["tokens_per_s"] == pytest.approx(record["tokens"] / record["decode_s"])
+    called: list[str] = []
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(speed, "callback", lambda **flags: called.append(flags["model_name"]))
+        assert CliRunner().invoke(bench).exit_code == 0
+    assert called == [None]
 
 
 @pytest.mark.thin

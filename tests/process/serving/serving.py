@@ -32,7 +32,7 @@ START_S = 90.0
 _POLL_S = 0.05
 #: What no answer of the master takes, be the machine ever so busy.
 _ANSWER_S = 90.0
-_PORTS = 5  # control, data, files, pairing; HTTP
+_PORTS = 6  # control, data, files, pairing, installation; HTTP
 # Below the ports that the kernel gives to outgoing connections.
 _FIRST_PORT, _LAST_PORT = 20_000, 30_000
 _SHARES = 10
@@ -108,7 +108,7 @@ class Serving:
     def start_master(self, *, wait: bool = True) -> Process:
         """Returns once it answers, or at once."""
         cache = ["--cache", self.cache] if self.cache else []
-        listen = ["--listen", self.address, "--http", f"{HOST}:{self.port + 4}"]
+        listen = ["--listen", self.address, "--http", f"{HOST}:{self.port + 5}"]
         self._master = Process(
             self.folder / "master.log", "master", "--model", self.model, *listen,
             "--state", self.state, *cache, "--threads", THREADS, *self.options,
@@ -148,7 +148,7 @@ class Serving:
 
     @property
     def url(self) -> str:
-        return f"http://{HOST}:{self.port + 4}"
+        return f"http://{HOST}:{self.port + 5}"
 
     def answers(self) -> bool:
         """Whether the master listens. Fails if it has ended."""
@@ -171,11 +171,13 @@ class Serving:
         """The administrator's; empty where no master runs."""
         return (self._admin() or {}).get("secret", "")
 
-    def administer(self, method: str, path: str, headers: dict[str, str] | None = None) -> httpx.Response:
+    def administer(
+        self, method: str, path: str, headers: dict[str, str] | None = None, json: object = None
+    ) -> httpx.Response:
         """Asks as the administrator, below /admin."""
         known = {"Authorization": f"Bearer {self.secret}"} | (headers or {})
         try:
-            return self._http.request(method, f"{self.url}/admin/{path}", headers=known)
+            return self._http.request(method, f"{self.url}/admin/{path}", headers=known, json=json)
         except httpx.ConnectError:
             status = self.master.popen.poll()
             assert status is None, f"the master has ended with status {status}\n{self.logs()}"

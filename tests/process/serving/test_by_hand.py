@@ -40,9 +40,9 @@ def terminal(tmp_path: Path):
 @pytest.mark.thin
 def test_a_cluster_started_by_hand_streams_the_exact_text(terminal, tmp_path, expected):
     port = free_ports()
-    listen = ["--listen", f"{HOST}:{port}", "--http", f"{HOST}:{port + 4}"]
+    listen = ["--listen", f"{HOST}:{port}", "--http", f"{HOST}:{port + 5}"]
     desk = terminal("desk", "master", "--model", "demo", "--min-workers", "2", *listen)
-    desk.expect(r"on another machine:  tpiedge (worker [^\r\n]*)\r\n")
+    desk.expect(r"Compute on another machine, too:\r\n  tpiedge (worker [^\r\n]*)\r\n")
     copied = shlex.split(desk.match[1])
     made = run_command("token", "create", TPIEDGE_STATE=str(tmp_path / "desk"))
     assert f"on another machine:  tpiedge worker --connect {HOST}:{port} --token tpi1_" in made.err
@@ -53,7 +53,7 @@ def test_a_cluster_started_by_hand_streams_the_exact_text(terminal, tmp_path, ex
     desk.expect(r"ready: 3 nodes \(master, .*\)")
 
     with openai.OpenAI(
-        base_url=f"http://{HOST}:{port + 4}/v1", api_key="none", max_retries=0, timeout=30
+        base_url=f"http://{HOST}:{port + 5}/v1", api_key="none", max_retries=0, timeout=30
     ) as client:
         stream = client.completions.create(
             model="demo", prompt=PROMPT, max_tokens=TOKENS, temperature=0, stream=True

@@ -129,7 +129,7 @@ def test_worker_with_hanging_disk_joins_when_it_recovers(clusters, tmp_path: Pat
     cluster.start_master()
     with failing_disk(cluster.folder / "eve-cache", tmp_path / "image") as disk:
         eve = cluster.start_worker("eve", bytes_per_s=SLOW)
-        cluster.wait_until(lambda status: "1 of 2 workers here" in status["reason"])
+        cluster.wait_until(lambda status: "1 more worker needed" in status["reason"])
         with disk.hanging():
             cluster.start_worker("ann", bytes_per_s=SLOW)
             cluster.wait_until(lambda status: "preparing 3 nodes" in status["reason"])

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -40,9 +41,18 @@ def _named(schema: object) -> object:
     return found
 
 
+def _supported(document: dict[str, Any]) -> dict[str, Any]:
+    """Leaves out the routes that answer 501 whatever they are sent."""
+    paths = {
+        path: {method: one for method, one in methods.items() if "Not supported" not in one["summary"]}
+        for path, methods in document["paths"].items()
+    }
+    return {**document, "paths": {path: methods for path, methods in paths.items() if methods}}
+
+
 @pytest.mark.fault("H2", "no status of 500 or more, no answer missing, by requests from the OpenAPI document")
 @pytest.mark.fault("H3", "no status of 500 or more, no answer missing, by requests from the OpenAPI document")
-@pytest.mark.skipif(_TOOL is None, reason="software: schemathesis is not installed: make setup has it")
+@pytest.mark.skipif(_TOOL is None, reason="software: schemathesis is not installed: make dev has it")
 def test_fuzzed_openapi_requests_do_not_break_the_master(tmp_path: Path, exact) -> None:
     cluster = Serving(tmp_path / "cluster", "--context", 128)
     try:
@@ -50,7 +60,7 @@ def test_fuzzed_openapi_requests_do_not_break_the_master(tmp_path: Path, exact) 
         cluster.wait_ready(1)
         document = tmp_path / "openapi.json"
         document.write_text(
-            json.dumps(_named(httpx.get(f"{cluster.url}/openapi.json", timeout=START_S).json()))
+            json.dumps(_named(_supported(httpx.get(f"{cluster.url}/openapi.json", timeout=START_S).json())))
         )
         secret = read_private(cluster.state / "master" / "admin.json")["secret"]
         ended = subprocess.run(

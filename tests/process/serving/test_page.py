@@ -132,7 +132,7 @@ def test_page_answer_survives_killed_workers_and_can_be_stopped(browser: Browser
         for worker in cluster.workers.values():
             os.killpg(worker.process.pid, signal.SIGKILL)
             worker.process.wait()
-        browser.wait(lambda: any("Paused: " in text for text in browser.run("return window.said")))
+        browser.wait(lambda: any("Waiting for " in text for text in browser.run("return window.said")))
         for name in cluster.workers:  # not before, or the pause may be over before the page is drawn
             cluster.start_worker(name, token=False, bytes_per_s=SLOW)
         (before,) = browser.answers()

@@ -43,3 +43,31 @@ def test_self_signed_certificate_survives_restarts(tmp_path: Path, here: Callabl
             cluster.master.end()
     finally:
         cluster.close()
+
+
+def test_master_for_other_machines_takes_the_keys_of_tpiedge_keys(
+    tmp_path: Path, here: Callable[..., Ended]
+) -> None:
+    """A running master sees an added and a revoked key; a master on loopback needs none."""
+    cluster = Serving(tmp_path / "cluster")
+
+    def status(key: str) -> int:
+        headers = {"Authorization": f"Bearer {key}"}
+        return httpx.get(f"{cluster.url}/v1/models", headers=headers, trust_env=False).status_code
+
+    def add(name: str) -> str:
+        return here("keys", "add", name, "--state", cluster.state).out.strip()
+
+    try:
+        phone = add("phone")
+        cluster.start_master()
+        assert status("none") == 200
+        cluster.master.end()
+        cluster.options = ("--http", f"0.0.0.0:{cluster.port + 4}")
+        cluster.start_master()
+        laptop = add("laptop")
+        assert [status(key) for key in ("none", phone, laptop)] == [401, 200, 200]
+        assert here("keys", "revoke", "phone", "--state", cluster.state).status == 0
+        assert [status(key) for key in (phone, laptop)] == [401, 200]
+    finally:
+        cluster.close()

@@ -284,7 +284,7 @@ def test_cluster_json_keeps_its_field_names() -> None:
             "name host rank state why left_out_s silent_s heads ffn_tiles share threads speed_bytes_per_s memory disk "
             "fetching link links sent_bytes_per_s step",
         ),
-        (machine["share"], "heads ffn"),
+        (machine["share"], "work heads ffn"),
         (
             machine["memory"],
             "budget_bytes planned_bytes pinned_bytes window_bytes kv_bytes kv_room_bytes kv_reserved_bytes "

@@ -2,7 +2,7 @@ import logging
 
 import pytest
 
-from tpiedge.api.keys import ApiKeys
+from tpiedge.api.keys import AdminKey, ApiKeys, add_key, key_names, revoke_key
 from tpiedge.errors import UserError
 
 
@@ -103,3 +103,41 @@ def test_emptied_key_file_refuses_every_key(key_file, caplog):
     assert not keys.have(b"sk-phone")
     assert keys.needed
     assert "all that were are refused" in caplog.text
+
+
+def test_added_and_revoked_keys_count_at_once_and_other_lines_stay(key_file):
+    path = key_file("# family\n\nphone: sk-1\n sk-2 ")
+    found = ApiKeys((), path)
+    key = add_key(path, "old laptop")
+    assert found.have(key.encode())
+    assert key_names(path) == ["phone", "", "old laptop"]
+    revoke_key(path, "phone")
+    assert [found.have(one) for one in (b"sk-1", b"sk-2", key.encode())] == [False, True, True]
+    assert path.read_text() == f"# family\n\n sk-2 \nold laptop: {key}\n"
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_first_key_makes_the_file_and_its_names_are_checked(tmp_path):
+    path = tmp_path / "state" / "api-keys"
+    assert key_names(path) == []
+    add_key(path, "phone")
+    for name in ("", " a", "a:b", "#a", "a\nb", "x" * 101):
+        with pytest.raises(UserError, match="1 to 100 printable characters, no colon"):
+            add_key(path, name)
+    with pytest.raises(UserError, match="there is a key 'phone' already"):
+        add_key(path, "phone")
+    with pytest.raises(UserError, match="has no key 'laptop': 'tpiedge keys ls' lists"):
+        revoke_key(path, "laptop")
+    assert key_names(path) == ["phone"]
+
+
+def test_code_of_a_link_expires_after_an_hour():
+    now = [0.0]
+    admin = AdminKey("secret", lambda: now[0])
+    assert admin.key_for(b"") is None, "there is no link yet"
+    code = admin.new_code().encode()
+    now[0] = 3600.0
+    assert admin.key_for(code) is None
+    code = admin.new_code().encode()
+    now[0] += 3599.0
+    assert admin.key_for(code) == "secret"

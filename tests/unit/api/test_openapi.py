@@ -1,5 +1,7 @@
 import json
-from collections.abc import Callable
+import secrets
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -14,7 +16,9 @@ from tpiedge.api.keys import ApiKeys
 from tpiedge.api.limits import Limits
 from tpiedge.api.lookups import LOOKUPS, looked_up
 from tpiedge.api.openapi import document
+from tpiedge.api.parsed import ParsedRequest
 from tpiedge.api.server import Api
+from tpiedge.local.prepare import USUAL
 from tpiedge.model.tokenizer import Tokenizer
 
 METHODS: Final = {"get", "post", "delete"}
@@ -27,7 +31,7 @@ MORE: Final[dict[str, list[dict[str, Any]]]] = {
     "/api/generate": [{"prompt": "x"}],
     "/v1/chat/completions": [{"messages": MESSAGES, "stream": True, "stream_options": {}}],
 }
-OTHERS: Final[dict[str, Callable[..., object]]] = {
+OTHERS: Final[dict[str, Callable[..., Any]]] = {
     path: partial(looked_up, path) for path in LOOKUPS if path not in READERS
 }
 
@@ -41,7 +45,7 @@ def tables() -> dict[str, dict[str, Any]]:
     return {
         path: entry["post"]["requestBody"]["content"]["application/json"]["schema"]
         for path, entry in document()["paths"].items()
-        if "post" in entry and not path.startswith("/admin/")
+        if "requestBody" in entry.get("post", {}) and not path.startswith("/admin/")
     }
 
 
@@ -86,7 +90,49 @@ def test_every_documented_field_is_read(
     monkeypatch.setattr(BodyFields, "nested", noting_nested)
     needed = {key: SHOWN[key] for key in tables()[path]["required"] if key in SHOWN}
     for more in MORE.get(path, [{}]):
-        assert refusal_of((READERS | OTHERS)[path], {"model": "babbler", **needed, **more}, service) is None
+        assert refusal_of((READERS | OTHERS)[path], {**needed, **more}, service) is None
     unused = ("Has no effect", "is not supported")
     without = {key for key, schema in table.items() if schema.get("description", "").startswith(unused)}
     assert table.keys() - read - without == set()
+
+
+@pytest.mark.parametrize("model", [None, "", "babbler:latest"], ids=["null", "empty", "Ollama's"])
+@pytest.mark.parametrize("path", tables())
+def test_model_may_be_missing(service: FakeService, path: str, model: str | None) -> None:
+    table = tables()[path]
+    assert "model" not in table["required"]
+    fields = {key: SHOWN[key] for key in table["required"]} | MORE.get(path, [{}])[0]
+    assert refusal_of((READERS | OTHERS)[path], {**fields, "model": model}, service) is None
+
+
+def defaults(form: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yields each documented default as fields of a request, such as {"options": {"top_k": 0}}."""
+    for key, schema in form["properties"].items():
+        if "default" in schema:
+            yield {key: schema["default"]}
+        elif (
+            "properties" in schema and not schema["required"] and key != "stream_options"
+        ):  # these need a stream
+            yield from ({key: one} for one in defaults(schema))
+
+
+@pytest.mark.parametrize("path", tables())
+def test_documented_defaults_are_those_of_missing_fields(
+    service: FakeService, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.setattr(secrets, "randbits", lambda _: 1)
+    monkeypatch.setattr(service, "usual_sampling", USUAL)
+    table, read = tables()[path], (READERS | OTHERS)[path]
+
+    def parsed(fields: dict[str, Any]) -> object:
+        found = read(dict(fields), service)
+        if isinstance(found, ParsedRequest):
+            return replace(found, reply=replace(found.reply, echo=""))  # /v1/responses repeats what was given
+        return found[0]  # a field that is given and not needed is reported as ignored
+
+    fields = {key: SHOWN[key] for key in table["required"]} | MORE.get(path, [{}])[0]
+    for key in ("stream", "stream_options"):
+        fields.pop(key, None)
+    usual = parsed(fields)
+    for one in defaults(table):
+        assert parsed(fields | one) == usual, one

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from tests.fakes.service import FakeService
 from tests.http.conftest import DEMO, InstantTemplate
+from tests.unit.api.test_strange_requests import READERS, refusal_of
 from tpiedge.api.body import MAX_DEPTH, parse_object
 from tpiedge.api.errors import ApiError
 from tpiedge.api.openai import CHAT, COMPLETION
@@ -168,3 +169,23 @@ def test_prompt_that_exactly_fits_is_accepted(unit):
     short = FakeService(tokenizer, InstantTemplate(), vocab_size=VOCABULARY, max_sequence=tokens)
     error = refuse(completion, short, "prompt", prompt=text)
     assert error.code == "context_length_exceeded"
+
+
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+BLOCK = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
+RESULT = {"type": "tool_result", "tool_use_id": "1", "content": [BLOCK]}
+SEEN = {"role": "user", "content": "hello", "images": ["AAAA"]}
+
+
+@pytest.mark.parametrize(("path", "fields", "param"), [
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": [IMAGE]}]}, "messages[0].content[0].type"),
+    ("/v1/messages", {"messages": [{"role": "user", "content": [BLOCK]}]}, "messages[0].content[0].type"),
+    ("/v1/messages", {"messages": [{"role": "user", "content": [RESULT]}]}, "messages[0].content[0].content[0].type"),
+    ("/v1/responses", {"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
+    ("/api/chat", {"messages": [SEEN]}, "messages[0].images"),
+    ("/api/generate", {"prompt": "hello", "images": ["AAAA"]}, "images"),
+])  # fmt: skip
+def test_images_are_refused_in_words_in_every_api(service, path, fields, param):
+    error = refusal_of(READERS[path], {"max_tokens": 1, **fields}, service)
+    assert (error.status, error.param) == (400, param)
+    assert "images are not supported" in error.message

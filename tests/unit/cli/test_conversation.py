@@ -20,6 +20,9 @@ class Keys:
     def waiting(self) -> Iterator[None]:
         yield
 
+    def keep_history(self, on: bool) -> str:
+        return f"kept: {on}"
+
 
 class Parrot:
     name = "parrot"
@@ -28,6 +31,7 @@ class Parrot:
         self.settings: Settings = {}
         self.answer: str | BaseException = "hello"
         self.reason = "stop"
+        self.s_per_token: float | None = None
         self.requests: list[tuple[list[ChatMessage], Settings]] = []
 
     def ask(self, messages: list[ChatMessage], settings: Settings, show: Callable[[str], None]) -> ChatAnswer:
@@ -35,7 +39,7 @@ class Parrot:
         if isinstance(self.answer, BaseException):
             raise self.answer
         show(self.answer)
-        return ChatAnswer(self.answer, self.reason)
+        return ChatAnswer(self.answer, self.reason, {"completion_tokens": 9}, s_per_token=self.s_per_token)
 
 
 @pytest.fixture
@@ -92,6 +96,8 @@ def test_set_changes_the_next_answers(
         ("/set temperature hot", "needs a number"),
         ("/set temperature nan", "from 0.0 to 2.0"),
         ("/set max_tokens 0", "from 1 to"),
+        ("/set stats", "needs on or off, like /set stats off"),
+        ("/set history maybe", "needs on or off"),
         ("/frobnicate", "no command /frobnicate: /help"),
         ("/save", "needs the name"),
         ("/save /nowhere/at/all", "cannot write /nowhere/at/all: No such file"),
@@ -152,3 +158,26 @@ def test_answer_cut_by_max_tokens_is_reported(
     parrot.reason = "length"
     talk.handle("hi")
     assert "/set max_tokens" in capsys.readouterr().err
+
+
+def test_speed_follows_each_answer_until_stats_are_off(
+    talk: Conversation, parrot: Parrot, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parrot.s_per_token = 0.08
+    said = []
+    for line in ("hi", "/set stats off", "hi", "/set stats on", "hi"):
+        talk.handle(line)
+        said.append(capsys.readouterr().err)
+    speed = "[9 tokens, 12.5 tokens/s]\n"
+    assert said == [speed, "stats off\n", "", "stats on\n", speed]
+    Conversation(parrot, Keys(interactive=False), None).handle("hi")
+    assert capsys.readouterr().err == ""
+
+
+def test_set_without_a_value_returns_to_a_random_seed(
+    talk: Conversation, parrot: Parrot, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for line in ("/set seed 7", "hi", "/set seed", "hi", "/set history off"):
+        talk.handle(line)
+    assert [settings for _, settings in parrot.requests] == [{"seed": 7}, {}]
+    assert capsys.readouterr().err.endswith("seed as at the start\nkept: False\n")

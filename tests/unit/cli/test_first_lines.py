@@ -1,8 +1,17 @@
 import pytest
 import segno
 
+from tpiedge.api.keys import AdminKey
 from tpiedge.cli import master_lines
-from tpiedge.cli.master_lines import lan_address, page_lines, qr_lines, terminal_columns, url_for_others
+from tpiedge.cli.master_lines import (
+    admin_lines,
+    lan_address,
+    next_lines,
+    phone_lines,
+    qr_lines,
+    terminal_columns,
+    url_for_others,
+)
 from tpiedge.host.addresses import Address
 
 LAN = "192.168.1.10"
@@ -29,8 +38,8 @@ def test_shown_url_is_reachable_from_elsewhere(monkeypatch, http: Address, outgo
 
 def test_page_url_and_qr_code_use_the_lan_address(monkeypatch):
     monkeypatch.setattr(master_lines, "outgoing_host", lambda: LAN)
-    first, *picture = page_lines(Address("0.0.0.0", 8080), "http://127.0.0.1:8080", WIDE)
-    assert first.endswith(PAGE)
+    first, *picture = phone_lines(Address("0.0.0.0", 8080), "http://127.0.0.1:8080", False, WIDE)
+    assert first == PAGE
     assert picture == qr_lines(PAGE, WIDE)
     rows = []
     for line in picture:
@@ -38,10 +47,32 @@ def test_page_url_and_qr_code_use_the_lan_address(monkeypatch):
         rows += [list(row) for row in zip(*(SQUARES[one] for one in text), strict=True)]
     wanted = [list(row) for row in segno.make_qr(PAGE, error="l").matrix_iter(border=2)]
     assert rows == wanted + [[1] * len(wanted[0])] * (len(wanted) % 2)
-    assert page_lines(Address(LAN, 8080), PAGE.rstrip("/"), 28)[1:] == [], "too narrow"
-    own, others = page_lines(Address("localhost", 8080), "http://127.0.0.1:8080", WIDE)
-    assert own.endswith("http://127.0.0.1:8080/")
-    assert "--http 0.0.0.0:8080 --api-key-file FILE" in others
+    assert phone_lines(Address(LAN, 8080), PAGE.rstrip("/"), False, 28)[1:] == [], "too narrow"
+
+
+@pytest.mark.parametrize(
+    ("host", "needs_key", "chat", "phone"),
+    [
+        (
+            *("localhost", False, "tpiedge chat"),
+            ["tpiedge keys add phone", "then start this master again with:  --http 0.0.0.0:8080"],
+        ),
+        (
+            *("0.0.0.0", True, "TPIEDGE_API_KEY=KEY tpiedge chat"),
+            [PAGE, "it asks for a key; the QR code of this command brings one:  tpiedge keys add phone"],
+        ),
+        (*("0.0.0.0", False, "tpiedge chat"), [PAGE]),
+    ],
+)
+def test_first_screen_has_three_blocks(monkeypatch, host: str, needs_key: bool, chat: str, phone: list[str]):
+    monkeypatch.setattr(master_lines, "outgoing_host", lambda: LAN)
+    url, joins = "http://127.0.0.1:8080", "tpiedge worker --connect 192.168.1.10:7070 --token tpi1_x"
+    text = "\n".join(next_lines(Address(host, 8080), url, needs_key, [joins]))
+    assert text.split("\n\n") == [
+        f"\nChat here:\n  {chat}\n  or in a browser:  {url}/",
+        "\n  ".join(["Chat on a phone:", *phone]),
+        f"Compute on another machine, too:\n  {joins}\n",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -62,3 +93,14 @@ def test_terminal_columns_are_zero_without_utf8_or_colours(monkeypatch, encoding
     monkeypatch.setenv("NO_COLOR", no_color)
     monkeypatch.setenv("TERM", term)
     assert terminal_columns() == columns
+
+
+def test_administrators_link_is_for_terminals_on_loopback_alone(monkeypatch):
+    admin = AdminKey("secret")
+    assert admin_lines("http://127.0.0.1:8080", admin) == [], "a log may be kept"
+    monkeypatch.setattr(master_lines.sys, "stderr", type("Shown", (), {"isatty": lambda _: True})())
+    (line,) = admin_lines("https://127.0.0.1:8080", admin)
+    url, _, code = line.rpartition("/#admin=")
+    assert url.endswith("https://127.0.0.1:8080")
+    assert admin_lines("http://192.168.1.10:8080", admin) == []
+    assert admin.key_for(code.encode()) == "secret"

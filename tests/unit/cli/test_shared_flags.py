@@ -1,17 +1,20 @@
 import copy
 import json
+import re
 from typing import Any
 
 import click
 import pytest
 from click.testing import CliRunner, Result
 
+from tpiedge.cli.chat_client import chat
 from tpiedge.cli.main import cli
 from tpiedge.cli.master import master
 from tpiedge.cli.options import Location, Number, usage_words
 from tpiedge.cli.run import run
 from tpiedge.cli.sampling_flags import sampling_of, sampling_options, with_usual
 from tpiedge.cli.settings import ConfiguredGroup
+from tpiedge.errors import UserError
 from tpiedge.wire.control import SPECULATE_AUTO
 from tpiedge.wire.requests import Sampling
 
@@ -133,6 +136,21 @@ def drawn(*flags: str) -> tuple[Sampling, Sampling]:
     if ended.exception is not None:
         raise ended.exception
     return found[0], found[1]
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "words"),
+    [
+        ("--temperature", "2.5", "--temperature is 2.5: give a number from 0.0 to 2.0"),
+        ("--top-p", "0", "--top-p is 0.0: give a number from 1e-09 to 1.0"),
+        ("--seed", str(2**64), f"--seed is {2**64}: give a number from 0 to {2**64 - 1}"),
+    ],
+)
+def test_chat_and_run_have_the_same_ranges(flag: str, value: str, words: str) -> None:
+    refused = CliRunner().invoke(chat, [flag, value]).exception
+    assert str(refused) == words
+    with pytest.raises(UserError, match=re.escape(words)):
+        drawn(flag, value)
 
 
 def test_seed_is_random_unless_given() -> None:

@@ -1,10 +1,13 @@
 import os
 import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from tpiedge.cli.conversation import Screen, WordWrap
+from tpiedge.cli.terminal import ChatHistory
+from tpiedge.errors import UserError
 
 _BACK = re.compile(r"\x1b\[(\d+)D\x1b\[K")
 
@@ -72,3 +75,34 @@ def test_terminal_of_unknown_size_has_80_columns(
 def test_text_written_to_a_file_is_not_wrapped(capsys: pytest.CaptureFixture[str]) -> None:
     Screen().show("a\x1b[2J" + "b " * 100 + "\n")
     assert capsys.readouterr().out == "a [2J" + "b " * 100 + "\n"
+
+
+def test_history_is_private_and_is_found_by_the_next_chat(tmp_path: Path) -> None:
+    path = tmp_path / "state" / "chat-history"
+    first = ChatHistory(path)
+    first.store_string("one\ntwo")
+    first.keep(False)
+    first.store_string("secret")
+    first.keep(True)
+    first.store_string("not \udcff UTF-8")
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert list(ChatHistory(path).load_history_strings()) == ["not ? UTF-8", "one\ntwo"]
+
+
+def test_unusable_history_is_explained_and_a_chat_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "chat-history"
+    path.touch()
+    path.chmod(0o644)
+    history = ChatHistory(path)
+    assert "no history of chats is kept" in history.problem
+    assert f"chmod 600 {path}" in history.problem
+    history.store_string("hi")
+    assert (path.read_text(), list(history.load_history_strings())) == ("", [])
+    with pytest.raises(UserError, match="chmod 600"):
+        history.keep(True)
+    path.unlink()
+    history.keep(True)
+    path.unlink()
+    path.mkdir()  # as a full disk, it refuses what is written
+    history.store_string("hi")
+    assert f"cannot write {path}: Is a directory" in history.problem

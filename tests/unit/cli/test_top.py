@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpiedge.cli import top
+from tpiedge.cli import nodes, top
+from tpiedge.cli.listing import table_lines
 from tpiedge.errors import UserError
 
 LIMIT_S = 60.0
@@ -64,20 +65,20 @@ def test_summary_shows_the_cluster_in_one_line() -> None:
 
 def test_machine_rows_show_serving_and_spare_machines() -> None:
     assert top.machine_row(MACHINE) == (
-        "w-12 (attic)", "1", "serving", "33%", "50%", "0.5/2.0 GB", "10 ms", "60%", "20%", "20%", "0%",
-        "1.4 ms, 30.0 MB/s", "2.7 MB",
+        "1", "serving", "33%", "50%", "0.5/2.0 GB", "1.4 ms, 30.0 MB/s", "2.7 MB",
+        "10 ms", "60%", "20%", "20%", "0%",
     )  # fmt: skip
-    assert top.machine_row(SPARE) == ("w-34 (cellar [2J)", "-", "spare", *"--------", "-", "2.7 MB")
+    assert top.machine_row(SPARE) == ("-", "spare", *"----", "2.7 MB", *"-----")
     fetching = MACHINE | {"fetching": {"done_bytes": 1, "total_bytes": 4}}
-    assert top.machine_row(fetching)[2] == "serving, fetched 25%"
-    assert top.machine_row(MACHINE | {"silent_s": 4})[2] == "serving, silent for 4.0 s"
+    assert top.machine_row(fetching)[1] == "serving, fetched 25%"
+    assert top.machine_row(MACHINE | {"silent_s": 4})[1] == "serving, silent for 4.0 s"
 
 
 def test_request_rows_event_lines_and_notes_are_formatted() -> None:
-    assert top.request_row(REQUEST) == ("cmpl-1", "phone", "paused", "1 min 15 s", "12", "3 of 90", "0.5")
-    assert top.request_row(REQUEST | {"age_s": None, "tokens_per_s": 0.0})[3::3] == ("-", "-")
-    assert list(top.notes(PICTURE)) == [
-        "w-34 (cellar [2J): too slow",
+    assert top.request_row(REQUEST) == ("phone", "paused", "1 min 15 s", "12", "3 of 90", "0.5", "cmpl-1")
+    assert top.request_row(REQUEST | {"age_s": None, "tokens_per_s": 0.0})[2::3] == ("-", "-")
+    assert list(top.notes(PICTURE, top.names_of(PICTURE["machines"]))) == [
+        "cellar [2J: too slow",
         "cmpl-1 paused for 2.0 s: attic was lost",
         "laptop (192.0.2.7) waits to join: tpiedge nodes approve CODE, with the code on its screen",
     ]
@@ -97,13 +98,13 @@ def test_request_rows_event_lines_and_notes_are_formatted() -> None:
     ],
 )
 def test_request_row_shows_the_sender(sender: dict[str, str] | None, said: str) -> None:
-    assert top.request_row(REQUEST | {"sender": sender})[1] == said
+    assert top.request_row(REQUEST | {"sender": sender})[0] == said
 
 
 def test_request_row_shows_prompt_progress() -> None:
     reading = {"done_tokens": 300, "of_tokens": 900, "tokens_per_s": 0.0, "left_s": None}
-    assert top.request_row(REQUEST | {"reading": reading})[4] == "300 of 900"
-    assert top.request_row(REQUEST | {"reading": reading | {"left_s": 4}})[4] == "300 of 900, 4.0 s left"
+    assert top.request_row(REQUEST | {"reading": reading})[3] == "300 of 900"
+    assert top.request_row(REQUEST | {"reading": reading | {"left_s": 4}})[3] == "300 of 900, 4.0 s left"
 
 
 def test_step_line_cells_show_the_longest_activity() -> None:
@@ -112,8 +113,8 @@ def test_step_line_cells_show_the_longest_activity() -> None:
     assert top.step_line(machine, 0.02, 5) == "#~##."
     lines = list(top.picture_lines(PICTURE, NOON.date()))
     at = lines.index("step 48 at 12:00:07: 20 ms (# compute, . wait, ~ network, d disk)")
-    assert lines[at + 1].startswith("w-12 (attic)  ####")
-    assert len(lines[at + 1].removeprefix("w-12 (attic)  ")) == 60
+    assert lines[at + 1].startswith("attic  ####")
+    assert len(lines[at + 1].removeprefix("attic  ")) == 60
     assert not [
         line for line in top.picture_lines(PICTURE | {"timeline": None}, NOON.date()) if "step 48" in line
     ]
@@ -159,12 +160,39 @@ def test_link_table_shows_every_round_trip_once(workers: int, columns: int) -> N
     ]
 
 
+@pytest.mark.parametrize("columns", [80, 100, 120])
+def test_top_and_nodes_show_every_cell_whole(columns: int) -> None:
+    """Machines have long names and states, and requests the ids of real ones."""
+    request = REQUEST | {"id": f"chatcmpl-{'0123456789ab' * 2}", "why": "it is late " * 20}
+    picture = linked(["raspberrypi-attic", "dell-1", "raspberrypi-4"]) | {"requests": [request]}
+    picture["machines"][1] |= {"state": "draining", "fetching": {"done_bytes": 1, "total_bytes": 4}}
+    lines = top.screen_lines(picture, "no master answers " * 9, (columns, 200))
+    cells = {cell for one in picture["machines"] for cell in top.machine_row(one)}
+    node = {"name": "w-c31e958fc19a9ef0", "rank": 12, "state": "left out", "attention": (100, 127)}
+    node |= {"ffn": (100, 127), "threads": 16, "memory_bytes": 16e9, "speed": 123e9, "weight_bytes": 123e6}
+    row = ("raspberrypi-attic", *nodes._row(node | {"disk_bytes": 123e6, "last_seen_s": 55.5}))
+    lines += table_lines(nodes._HEADER, [row], columns)
+    assert max(map(len, lines)) <= columns
+    text = "\n".join(lines)
+    assert "…" not in text
+    assert [
+        cell for cell in (*cells, *top.request_row(request), *nodes._HEADER, *row) if cell not in text
+    ] == []
+    assert " ".join(text.split()).count("it is late") == 20
+
+
+def test_machines_are_called_by_their_hosts_with_names_only_where_several_share_one() -> None:
+    machines = [{"name": "master", "host": ""}, {"name": "w-1", "host": "pi"}, {"name": "w-2", "host": "pi"}]
+    called = {"master": "master", "w-1": "pi (w-1)", "w-2": "pi (w-2)", "w-3": "dell"}
+    assert top.names_of([*machines, {"name": "w-3", "host": "dell"}]) == called
+
+
 @pytest.mark.parametrize(("width", "height"), [(80, 3), (80, 10), (120, 24), (40, 200)])
 def test_top_output_fits_the_screen(width: int, height: int) -> None:
     lines = top.screen_lines(linked(["raspberrypi-in-the-cellar"] * 9), "no master answers", (width, height))
     assert len(lines) < height
     assert max(map(len, lines)) < width
-    assert lines[1] == "no master answers"
+    assert lines[0] == "no master answers"
     assert not any("\x1b" in line for line in lines)
 
 

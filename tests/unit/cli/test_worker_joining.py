@@ -9,6 +9,7 @@ import pytest
 from tpiedge.cli import worker as joining
 from tpiedge.errors import PeerError, TpiedgeError, UserError
 from tpiedge.host.addresses import Address
+from tpiedge.host.service_manager import ServiceManager
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.wire.codec import PROTOCOL
 from tpiedge.wire.join import Enrolled
@@ -25,7 +26,7 @@ class Network:
         self.enrolled: Callable[[], Enrolled] = lambda: Enrolled("w-1", "home", PROTOCOL, "1")
         names = ("threads", "cache_limit", "memory")
         given = dict.fromkeys(names) | {"name": "pi", "cache": folder, "model_dir": ()}
-        self._own = joining._Joining(folder, given, lambda _line: None)
+        self._own = joining._Joining(folder, given, lambda _line: None, ServiceManager({}))
         monkeypatch.setattr(joining, "_RETRY_S", 0.0)
         monkeypatch.setattr(joining, "open_link", self._open)
         monkeypatch.setattr(joining, "enrol", lambda *_: self.enrolled())

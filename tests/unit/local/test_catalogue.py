@@ -167,6 +167,8 @@ def test_similar_names_are_suggested(gguf: Path, cache: Path) -> None:
         ("tinny-q8", "Tiny-q8"),
         ("dmeo", "demo"),
         ("lama2-70b", "llama2-70b or llama2-7b"),
+        ("smolm2", "smollm2"),
+        ("qwen3:4", "qwen3-4b"),
     ):
         with pytest.raises(UserError, match=rf"; did you mean {re.escape(meant)}"):
             catalogue.find_model(slip, cache)

@@ -142,7 +142,7 @@ def test_paused_answer_reports_each_reason_once(story: Story) -> None:
     agent.spoke.close()
     story.wait(3.0)
     loss = "pi was lost: its process ended or its connection broke"
-    waits = "waiting for pi: 0 of 1 worker here; pi: its process ended or its connection broke"
+    waits = "waiting for pi (its process ended or its connection broke)"
     assert said(running) == [loss, waits]
     story.wait(3.0)
     assert said(running) == [], "each reason once"

@@ -91,8 +91,10 @@ class TinyGguf:
             f"{name}.vocab_size": self.vocab,
         } | dict(self.keys)
 
-    def write(self, path: Path) -> Path:
-        return write_gguf(path, self.architecture, self.metadata(), self.tensors(), self._kind)
+    def write(self, path: Path, tensors_per_part: int = 0) -> Path:
+        """Writes one file, or parts `STEM-00001-of-0000N.gguf`. Returns the file's path, or the first part's."""
+        keys, tensors = self.metadata(), self.tensors()
+        return write_gguf(path, self.architecture, keys, tensors, self._kind, tensors_per_part)
 
     def _kind(self, name: str, values: Array) -> str:
         if values.ndim == 1:
@@ -107,9 +109,11 @@ def write_gguf(
     keys: Mapping[str, Any],
     tensors: Mapping[str, Array],
     kind_of: Callable[[str, Array], str],
+    tensors_per_part: int = 0,
 ) -> Path:
-    """Writes a file with the keys and the tensors, given in f32 and written in the types of `kind_of`."""
-    writer = GGUFWriter(path, architecture)
+    """Writes a file with the keys and the tensors, given in f32 and written in the types of `kind_of`. With
+    `tensors_per_part` it writes several files and returns the first."""
+    writer = GGUFWriter(path, architecture, split_max_tensors=tensors_per_part)
     for key, value in keys.items():
         _add(writer, key, value)
     for name, values in tensors.items():
@@ -123,7 +127,7 @@ def write_gguf(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return path
+    return path if path.exists() else min(path.parent.glob(f"{path.stem}-00001-of-*.gguf"))
 
 
 def _add(writer: GGUFWriter, key: str, value: Any) -> None:

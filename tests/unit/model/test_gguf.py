@@ -1,6 +1,7 @@
 """GGUF files imported: the same numbers as the `gguf` package reads, and nothing lost on the way into a pack."""
 
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import replace
 from operator import attrgetter
@@ -211,7 +212,7 @@ def test_config_is_read_from_gguf_keys(
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"architecture": "gemma2"}, "the architecture is 'gemma2'; supported are llama, qwen2, qwen3"),
-    ({"keys": {"split.count": 3}}, "is one part of several: join them with llama-gguf-split"),
+    ({"keys": {"split.count": 3}}, "is one part of several: give the first, whose name ends in -00001-of-"),
     ({"keys": {"llama.expert_count": 8}}, "mixture-of-experts"),
     ({"keys": {"llama.rope.dimension_count": 16}}, "rope.dimension_count is 16, not the numbers of a head"),
     ({"keys": {"llama.rope.scaling.type": "longrope"}}, "supported are none, linear, yarn"),
@@ -266,3 +267,53 @@ def test_config_biases_follow_tensors_in_file(tmp_path: Path) -> None:
         np.testing.assert_array_equal(back[name], values, err_msg=name)
     only_qkv = {name: values for name, values in extra.items() if "output" not in name and "ffn" not in name}
     assert not config_of(tmp_path, extra=only_qkv).o_bias
+
+
+def split_model(folder: Path) -> tuple[GgufModel, list[Path]]:
+    """Returns the model in one file, and the parts of the same model."""
+    folder.mkdir(exist_ok=True)
+    frequencies = {"rope_freqs.weight": np.ones(16, np.float32)}  # in the last part
+    model = TinyGguf(layers=3, extra=frequencies)
+    first = model.write(folder / "tiny-Q4_0.gguf", tensors_per_part=12)
+    parts = sorted(folder.iterdir())
+    assert parts[0] == first
+    assert len(parts) == 3
+    return GgufModel.open(model.write(folder / "whole.gguf")), parts
+
+
+def test_split_file_is_read_like_the_whole_file(tmp_path: Path) -> None:
+    whole, parts = split_model(tmp_path)
+    split = GgufModel.open(parts[0])
+    assert split.config == whole.config
+    assert {tensor.file for tensor in split.tensors.values()} == set(parts)
+    with closing(TensorSource(split.tensors)) as one, closing(TensorSource(whole.tensors)) as other:
+        assert split.tensors.keys() == whole.tensors.keys()
+        for name in split.tensors:
+            assert np.array_equal(one.read(name), other.read(name)), name
+    assert split.stem == "tiny-Q4_0"
+    before = split.fingerprint
+    os.utime(parts[2], (1, 1))
+    assert GgufModel.open(parts[0]).fingerprint != before
+
+
+def swap(one: Path, other: Path) -> None:
+    held = one.read_bytes()
+    one.write_bytes(other.read_bytes())
+    other.write_bytes(held)
+
+
+@pytest.mark.parametrize(("given", "change", "words"), [
+    (1, None, "give the first, whose name ends in -00001-of-00003.gguf"),
+    (0, lambda parts: parts[2].unlink(), "cannot be read: No such file"),
+    (0, lambda parts: parts[2].write_bytes(parts[1].read_bytes()), "is not part 3 of tiny-Q4_0-00001-of-00003"),
+    (0, lambda parts: parts[1].write_bytes(b"GGUF"), "is not a GGUF file"),
+    (0, lambda parts: swap(parts[1], parts[2]), "is not part 2 of tiny-Q4_0-00001-of-00003"),
+])  # fmt: skip
+def test_split_file_with_wrong_parts_is_refused(
+    tmp_path: Path, given: int, change: Callable[[list[Path]], object] | None, words: str
+) -> None:
+    _, parts = split_model(tmp_path)
+    if change is not None:
+        change(parts)
+    with pytest.raises(UserError, match=words):
+        GgufModel.open(parts[given])

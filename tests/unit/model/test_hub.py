@@ -10,7 +10,7 @@ from tests.hub_server import Hub, Repo, commit_of, running_hub
 from tpiedge.errors import HubError, TpiedgeError, UserError
 from tpiedge.model.hub import PullReport, pull
 from tpiedge.model.presets import preset
-from tpiedge.model.source import HubCache, HubName, parse_hub_name, resolve_model
+from tpiedge.model.source import HubCache, HubName, NotPulled, parse_hub_name, resolve_model
 from tpiedge.pack.files import lock_target
 
 NAME = "org/tiny"
@@ -160,7 +160,7 @@ def test_server_without_ranges_resends_whole_file(hub: Hub):
 
 def test_bytes_that_differ_from_the_hash_are_deleted(hub: Hub):
     break_off(hub)
-    (partial,) = HubCache().entry(NAME).glob("blobs/*.incomplete")
+    (partial,) = HubCache().entry(HubName(NAME)).glob("blobs/*.incomplete")
     partial.write_bytes(b"z" * 70_000)
     assert "its hash differs" in refusal(kind=HubError)
     assert not partial.exists()
@@ -169,7 +169,7 @@ def test_bytes_that_differ_from_the_hash_are_deleted(hub: Hub):
 
 def test_concurrent_pull_of_same_model_is_refused(hub: Hub, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("tpiedge.model.hub._LOCK_S", 0.0)
-    entry = HubCache().entry(NAME)
+    entry = HubCache().entry(HubName(NAME))
     entry.mkdir(parents=True)
     with lock_target(entry, 0.0):
         assert "another process is writing" in refusal()
@@ -211,7 +211,11 @@ def test_missing_model_or_revision_is_named(hub: Hub, name: str, named: str):
     ("files", "named"),
     [
         ({"config.json": b"{}", "pytorch_model.bin": b"x"}, "pickle files (.bin) can run code"),
-        ({"config.json": b"{}", "tiny.gguf": b"x"}, "only GGUF files"),
+        (
+            {"tiny-Q4_0.gguf": b"x", "a.gguf": b"xx"},
+            "only GGUF files: give one of org/tiny:Q4_0 (1 B), org/tiny:a (2 B)",
+        ),
+        ({"config.json": b"{}", "tiny.gguf": b"x"}, "only GGUF files: give one of org/tiny:tiny (1 B)"),
         ({"config.json": b"{}"}, r"neither model.safetensors nor model.safetensors.index.json"),
         ({"model.safetensors": b"x"}, "has no config.json"),
         ({"config.json": b'{"model_type": "gpt2"}', "model.safetensors": b"x"}, "config.json of org/tiny"),
@@ -245,6 +249,104 @@ def test_a_copy_stays_usable_offline_until_it_is_removed(hub: Hub, monkeypatch: 
     monkeypatch.setenv("HF_ENDPOINT", gone.endpoint)
     assert "stays usable" in refusal(kind=HubError)
     assert resolve_model(NAME) == report.folder
-    HubCache().remove(NAME)
+    HubCache().remove(HubName(NAME))
     assert HubCache().pulled() == []
     assert HubCache().snapshot(HubName(NAME)) is None
+
+
+GGUF = "org/tiny-GGUF"
+PART = "Q8_0/tiny-Q8_0-0000{}-of-00002.gguf"
+GGUF_FILES = {
+    "tiny-Q4_K_M.gguf": b"GGUF" * 1000,
+    PART.format(1): b"first" * 10_000,
+    PART.format(2): b"second" * 10_000,
+    "tiny-IQ2_M.gguf": b"x",
+    "mmproj-tiny-f16.gguf": b"x",
+    "a-Q5_0.gguf": b"x",
+    "b-Q5_0.gguf": b"x",
+    "README.md": b"# tiny",
+}
+
+
+@pytest.fixture
+def gguf_hub(hub: Hub) -> Hub:
+    hub.repos[GGUF] = Repo(dict(GGUF_FILES), architecture="llama")
+    return hub
+
+
+def fetched_files(hub: Hub) -> set[str]:
+    return {path.split("/", 4)[4] for path, _ in hub.requests if path.startswith("/cdn/")}
+
+
+@pytest.mark.parametrize("name", [f"{GGUF}:Q4_K_M", f"hf.co/{GGUF}:q4_k_m", f"{GGUF}:tiny-Q4_K_M.gguf"])
+def test_gguf_file_is_pulled_by_its_tag(gguf_hub: Hub, name: str):
+    report = fetch(name)
+    assert fetched_files(gguf_hub) == {"tiny-Q4_K_M.gguf"}
+    assert resolve_model(name) == report.folder / "tiny-Q4_K_M.gguf"
+    assert resolve_model(name).read_bytes() == GGUF_FILES["tiny-Q4_K_M.gguf"]
+    assert report.left_out == ("mmproj-tiny-f16.gguf",)
+    with pytest.raises(NotPulled, match=f"tpiedge pull {GGUF}:Q8_0"):
+        resolve_model(f"{GGUF}:Q8_0")
+    assert fetch(name).fetched == 0
+    (found,) = HubCache().pulled()
+    assert parse_hub_name(name) == found.name
+    assert found.nbytes == 4000
+    HubCache().remove(found.name)
+    assert HubCache().pulled() == []
+
+
+def test_split_gguf_resumes_in_its_second_part(gguf_hub: Hub):
+    gguf_hub.cuts[PART.format(2)] = [20_000] + [0] * 5
+    assert "type the same command again" in refusal(f"{GGUF}:Q8_0", HubError)
+    with pytest.raises(NotPulled):
+        resolve_model(f"{GGUF}:Q8_0")
+    gguf_hub.requests.clear()
+    asked: list[int] = []
+    name = parse_hub_name(f"{GGUF}:Q8_0")
+    assert name is not None
+    report = pull(name, HubCache(), lambda done, total: None, asked.append)
+    assert fetched_files(gguf_hub) == {PART.format(2)}
+    assert gguf_hub.ranges(PART.format(2)) == ["bytes=20000-"]
+    assert asked == [40_000] == [report.fetched]
+    first = resolve_model(f"{GGUF}:Q8_0")
+    assert first.name == "tiny-Q8_0-00001-of-00002.gguf"
+    assert [path.read_bytes() for path in sorted(first.parent.iterdir())] == [
+        b"first" * 10_000,
+        b"second" * 10_000,
+    ]
+
+
+def test_gguf_files_and_checkpoint_of_one_repository_are_separate(hub: Hub):
+    hub.repos[NAME] = Repo({**FILES, **GGUF_FILES})
+    checkpoint, file = fetch(NAME), fetch(f"{NAME}:Q4_K_M")
+    assert names_in(checkpoint.folder) == TAKEN
+    assert names_in(file.folder) == {"tiny-Q4_K_M.gguf"}
+    assert resolve_model(NAME) == checkpoint.folder
+    assert [str(one.name) for one in HubCache().pulled()] == [NAME, f"{NAME}:Q4_K_M"]
+
+
+@pytest.mark.parametrize(("tag", "architecture", "words"), [
+    ("Q5_0", "llama", f"several GGUF files for Q5_0: give one of {GGUF}:a-Q5_0, {GGUF}:b-Q5_0"),
+    ("Q6_K", "llama", f"no GGUF file for Q6_K: give one of {GGUF}:a-Q5_0 (1 B), {GGUF}:b-Q5_0 (1 B), {GGUF}:Q4_K_M ("),
+    ("IQ2_M", "llama", "tpiedge cannot read IQ2_M: give one of "),
+    ("mmproj-tiny-f16", "llama", "no GGUF file for MMPROJ-TINY-F16"),
+    ("Q8_0", "gemma3", f"{GGUF}:Q8_0: the architecture is 'gemma3'; supported are llama, qwen2, qwen3"),
+])  # fmt: skip
+def test_gguf_that_cannot_run_is_refused_before_its_download(
+    gguf_hub: Hub, tag: str, architecture: str, words: str
+):
+    gguf_hub.repos[GGUF].architecture = architecture
+    assert words in refusal(f"{GGUF}:{tag}")
+    assert not fetched_files(gguf_hub)
+
+
+def test_declined_pull_fetches_nothing(gguf_hub: Hub):
+    def decline(nbytes: int) -> None:
+        raise UserError(f"not {nbytes} bytes")
+
+    name = parse_hub_name(f"{GGUF}:Q4_K_M")
+    assert name is not None
+    with pytest.raises(UserError, match="not 4000 bytes"):
+        pull(name, HubCache(), lambda done, total: None, decline)
+    assert not fetched_files(gguf_hub)
+    assert not HubCache().entry(name).exists()

@@ -5,7 +5,7 @@ import pytest
 
 from tpiedge.errors import UserError
 from tpiedge.model import source
-from tpiedge.model.presets import PRESETS, aliases
+from tpiedge.model.presets import PRESETS, aliases, unsupported
 from tpiedge.model.source import HubName, parse_hub_name
 
 
@@ -71,11 +71,65 @@ def test_folder_of_gguf_files_is_refused_with_import_advice(tmp_path: Path, fold
 
 
 @pytest.mark.parametrize("name", list(aliases()))
-def test_every_alias_matches_its_preset(name: str) -> None:
+def test_every_alias_is_an_instruct_model_with_a_preset(name: str) -> None:
     alias = aliases()[name]
-    assert alias.name == alias.shape == name in PRESETS
-    assert parse_hub_name(name) == HubName(alias.repo, alias.revision) == parse_hub_name(alias.repo)
+    assert alias.name == name
+    assert alias.shape in PRESETS
+    tag = f":{alias.quant}" if alias.quant else ""
+    place = HubName(alias.repo, quant=alias.quant)
+    spelled = (name, name.upper(), ":".join(name.rsplit("-", 1)), *alias.also, alias.repo + tag)
+    assert {parse_hub_name(one) for one in spelled} == {place}
     assert alias.licence
-    assert alias.gated == alias.repo.startswith(("meta-llama/", "mistralai/"))
-    size = re.search(r"([\d.]+)b$", name)
+    assert alias.gated == alias.repo.startswith("meta-llama/")
+    assert re.search("instruct|chat|/qwen3-", alias.repo.lower())
+    size = re.search(r"([\d.]+)[bm]$", name)
     assert size is None or size[1] in re.findall(r"[\d.]+", alias.repo.lower())
+    assert size is None or size[1] in alias.shape
+
+
+def test_other_names_of_aliases_are_unambiguous() -> None:
+    named = [*aliases(), *(other for alias in aliases().values() for other in alias.also)]
+    assert len(named) == len(set(named))
+
+
+QWEN = "Qwen/Qwen3-4B-GGUF"
+
+
+@pytest.mark.parametrize(("text", "found"), [
+    ("qwen3:4b", HubName(QWEN, quant="Q8_0")),
+    ("qwen3:4b-instruct", HubName(QWEN, quant="Q8_0")),
+    ("qwen3:4b-q4_K_M", HubName(QWEN, quant="Q4_K_M")),
+    ("qwen3:4b-instruct-q4_K_M@v1", HubName(QWEN, "v1", "Q4_K_M")),
+    ("qwen3:latest", parse_hub_name("qwen3-8b")),
+    ("qwen3", parse_hub_name("qwen3-8b")),
+    ("qwen3:5b", None),
+    ("qwen3:4b:Q8_0", None),
+    ("tinyllama:1.1b-q4_0", None),  # is pulled as a checkpoint
+    ("org/name:q4_k_m", HubName("org/name", quant="Q4_K_M")),
+    ("org/name:q4_k_m@v1", HubName("org/name", "v1", "Q4_K_M")),
+    ("org/name@v1:q4_k_m", HubName("org/name", "v1", "Q4_K_M")),
+    ("org/name:some-file.Q8.gguf", HubName("org/name", quant="SOME-FILE.Q8")),
+    ("hf.co/org/name:Q8_0", HubName("org/name", quant="Q8_0")),
+    ("https://huggingface.co/org/name", HubName("org/name")),
+    ("hf.co/org", None),
+    ("org/name:", None),
+    ("org/name:a--b", None),
+    ("org/name:../x", None),
+])  # fmt: skip
+def test_name_is_parsed_as_ollama_takes_it(text: str, found: HubName | None) -> None:
+    assert parse_hub_name(text) == found
+    assert found is None or parse_hub_name(str(found)) == found
+
+
+@pytest.mark.parametrize(("name", "nearest"), [
+    ("gemma3:12b", "qwen3-14b or"), ("gemma3n:e4b", "qwen3-4b or"), ("gpt-oss", "qwen3-4b or"),
+    ("Phi4", "qwen3-4b or"), ("gemma3:270m", "smollm2-360m or"), ("qwen3:30b", "qwen3-14b or"),
+    ("philosopher", None), ("phind", None), ("google/gemma-3-4b-it", None), ("qwen3:4b", None),
+])  # fmt: skip
+def test_famous_family_without_support_is_refused_with_the_nearest(name: str, nearest: str | None) -> None:
+    words = unsupported(name)
+    assert (
+        words is None
+        if nearest is None
+        else f"{name} is not supported yet; nearest: {nearest}" in (words or "")
+    )

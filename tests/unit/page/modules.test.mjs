@@ -74,6 +74,8 @@ test("the model is told the branch, and first of all the settings' text", () => 
   ]);
   const told = tree.messagesTo({ ...conversation, settings: { system: " Be terse " } }, "q1");
   assert.deepEqual(told[0], { role: "system", content: "Be terse" });
+  const more = tree.messagesTo(tree.change(conversation, "a1", { thought: "hm" }), "a1");
+  assert.deepEqual(more.at(-1), { role: "assistant", content: "a1", reasoning_content: "hm" }, "which it continues");
 });
 
 test("a title is one short line", () => {

@@ -29,9 +29,25 @@ def loaded() -> set[str]:
     return {"index.html", *files, *linked}
 
 
-def test_page_stays_below_size_limit() -> None:
-    files = page_files()[1]
-    assert sum(len(gzip.compress(files[name])) for name in loaded()) < MOST_BYTES
+def statically_imported(script: Path) -> set[Path]:
+    """Returns the script and what a browser loads with it."""
+    needed, found = {script}, set[Path]()
+    while needed:
+        one = needed.pop()
+        found.add(one)
+        static = re.sub(r'import\("[^"]+"\)', "", one.read_text(encoding="utf-8"))
+        needed |= {(one.parent / name).resolve() for name in _IMPORT.findall(static)} - found
+    return found
+
+
+@pytest.mark.parametrize("kind", ["code.js", "maths.js"])
+def test_page_with_one_kind_of_content_stays_below_size_limit(kind: str) -> None:
+    """Colours of code and formulas are loaded with the first answer that has some."""
+    files, first = page_files()[1], statically_imported(PAGE / "app.js")
+    later = {PAGE / name: statically_imported(PAGE / name) - first for name in ("code.js", "maths.js")}
+    unused = set().union(*(found for script, found in later.items() if script.name != kind))
+    names = loaded() - {path.relative_to(PAGE).as_posix() for path in unused}
+    assert sum(len(gzip.compress(files[name])) for name in names) < MOST_BYTES
 
 
 def test_page_loads_all_of_its_files() -> None:
@@ -44,12 +60,7 @@ def test_page_loads_all_of_its_files() -> None:
 
 def test_static_imports_are_preloaded() -> None:
     """Else a browser would find each module only when it has read the one that imports it."""
-    needed, found = {PAGE / "app.js"}, set[Path]()
-    while needed:
-        script = needed.pop()
-        found.add(script)
-        static = re.sub(r'import\("[^"]+"\)', "", script.read_text(encoding="utf-8"))
-        needed |= {(script.parent / name).resolve() for name in _IMPORT.findall(static)} - found
+    found = statically_imported(PAGE / "app.js")
     first = (PAGE / "index.html").read_text(encoding="utf-8")
     preloaded = set(re.findall(r'(?:modulepreload" href|src)="page/([^"]+)"', first))
     assert preloaded == {path.relative_to(PAGE).as_posix() for path in found}

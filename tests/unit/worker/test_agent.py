@@ -285,15 +285,27 @@ def test_unknown_capacity_is_measured_and_stored(make: Callable[..., Worker]) ->
     assert worker.measurements.recall() is not None
 
 
+SPARE = "this machine is a spare until another machine leaves"
+CLEAR = "to use it at once, type on the master's computer: tpiedge nodes clear pi"
+
+
 @pytest.mark.parametrize(
     ("spare", "line"),
     [
-        (epochs.Spare(0, "slower", "2 s with it"), "this machine is not needed now: 2 s with it"),
-        (epochs.Spare(0, "too many", "a\n\x07b"), "this machine is not needed now: a \\x07b"),
-        (epochs.Spare(0, "excluded", "it was lost"), "this machine is left out for now: it was lost"),
-        (epochs.Spare(0, "no plan", "1 of 2"), "the master cannot use this machine yet: 1 of 2"),
+        (epochs.Spare(0, "slower", "2 s with it"), f"{SPARE} or a larger model is served: 2 s with it"),
+        (epochs.Spare(0, "too many", "a\n\x07b"), f"{SPARE}: a \\x07b"),
+        (
+            epochs.Spare(0, "shares", "2 had come"),
+            f"{SPARE}: 2 had come; the master's --shares may give it a part",
+        ),
+        (
+            epochs.Spare(0, "excluded", "it was lost"),
+            "this machine is left out for now: it was lost; to use it at once, type on "
+            "the master's computer: tpiedge nodes clear pi",
+        ),
+        (epochs.Spare(0, "no plan", "1 of 2"), "this machine waits until the master can use it: 1 of 2"),
         (epochs.Spare(0, "no room", "full"), "this machine cannot be used now: full"),
-        (epochs.Spare(0, "fetching", "slow"), "this machine joins later: slow"),
+        (epochs.Spare(0, "fetching", "slow"), "this machine joins once its weights are here: slow"),
     ],
 )
 def test_spare_worker_prints_the_reason(worker: Worker, spare: epochs.Spare, line: str) -> None:
@@ -350,9 +362,9 @@ def test_worker_role_is_printed_only_on_change(worker: Worker) -> None:
     worker.sync()
     said = [worker.said.get(timeout=WAIT_S) for _ in range(worker.said.qsize())]
     assert said == [
-        "this machine is not needed now: 2 s with it",
+        f"{SPARE} or a larger model is served: 2 s with it",
         "now computing as one of 2 machines",
-        "this machine is not needed now: 2 s with it",
+        f"{SPARE} or a larger model is served: 2 s with it",
     ]
 
 

@@ -1,1 +1,2 @@
-"""Reads a model in a GGUF file: header (`file`), numbers (`config`), tokenizer (`tokenizer`), or all (`model`)."""
+"""Reads a model in a GGUF file: `names` picks files, `file` reads the header, `config` the numbers, `tokenizer` the
+tokenizer, `model` all."""

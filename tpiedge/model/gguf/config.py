@@ -93,8 +93,6 @@ def _architecture(header: GgufHeader) -> str:
         raise UserError(
             f"{header.path}: the architecture is {quote(name)}; supported are {', '.join(ARCHITECTURES)}"
         )
-    if header.fields.integer("split.count", 0, _MAX, 1) > 1:
-        raise UserError(f"{header.path} is one part of several: join them with llama-gguf-split --merge")
     return name
 
 
@@ -156,7 +154,7 @@ def _llama3(header: GgufHeader, theta: float, head_dim: int) -> dict[str, object
         return {"rope_type": "default"}
     if head_dim % 2 or tensor.kind != "F32" or tensor.shape != (head_dim // 2,):
         keys.refuse(FREQUENCIES, "is not one f32 for each frequency of a head")
-    divisors = np.fromfile(header.path, np.dtype("<f4"), head_dim // 2, offset=tensor.offset)
+    divisors = np.fromfile(tensor.file, np.dtype("<f4"), head_dim // 2, offset=tensor.offset)
     if len(divisors) < head_dim // 2:
         keys.refuse(FREQUENCIES, "is no longer there: the file became shorter while it was read")
     if np.all(divisors == 1):

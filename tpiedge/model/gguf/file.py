@@ -5,7 +5,8 @@ and keys, typed keys, descriptions of tensors, padding to `general.alignment`, t
 2. no key and no tensor's name occurs twice;
 3. every tensor begins at a multiple of the alignment and ends in the file, and no two overlap.
 
-Values end within the file: a wrong length costs no memory.
+All values end within the file, so a wrong length costs no memory. A split file has its keys in its first part, and
+every part describes its own tensors.
 """
 
 import hashlib
@@ -22,6 +23,7 @@ import numpy as np
 
 from tpiedge.errors import UserError
 from tpiedge.model.folder import ConfigFields
+from tpiedge.model.gguf.names import parts_of
 from tpiedge.pack.files import open_regular
 from tpiedge.pack.quantised import BLOCKS, BlockTensor
 from tpiedge.sanitise import quote
@@ -29,6 +31,7 @@ from tpiedge.units import MIB, format_bytes
 
 MAX_TENSORS = 50_000
 MAX_KEYS = 10_000
+_MAX_PARTS = 1000
 # A vocabulary of 262,000 tokens with merges takes 15 MB, and 60 bytes more for each text in memory.
 MAX_HEADER_BYTES = 64 * MIB
 
@@ -55,6 +58,29 @@ class GgufHeader:
 
 
 def read_gguf_header(path: Path) -> GgufHeader:
+    """Reads and checks the header, of all parts if `path` is the first of several. Raises UserError."""
+    first = _read_header(path)
+    count = first.fields.integer("split.count", 0, _MAX_PARTS, 1)
+    if count < 2:
+        return first
+    names = parts_of(path.name, count)
+    if not names or first.fields.integer("split.no", 0, _MAX_PARTS, 0):
+        raise UserError(
+            f"{path} is one part of several: give the first, whose name ends in -00001-of-{count:05}.gguf, with the "
+            "others beside it"
+        )
+    parts = [first, *(_read_header(path.with_name(name)) for name in names[1:])]
+    tensors: dict[str, BlockTensor] = {}
+    for number, part in enumerate(parts):
+        own = [part.fields.integer(key, 0, _MAX_PARTS, -1) for key in ("split.no", "split.count")]
+        if own != [number, count] or tensors.keys() & part.tensors.keys():
+            raise UserError(f"{part.path} is not part {number + 1} of {path.name}: get all parts again")
+        tensors |= part.tensors
+    digest = hashlib.sha256("".join(part.digest for part in parts).encode()).hexdigest()
+    return GgufHeader(path, first.fields, tensors, digest)
+
+
+def _read_header(path: Path) -> GgufHeader:
     try:
         with os.fdopen(open_regular(path), "rb", buffering=MIB) as file:
             return _Parser(path, file).header()

@@ -14,6 +14,7 @@ from tpiedge.errors import UserError
 from tpiedge.model.config import ModelConfig
 from tpiedge.model.gguf.config import FREQUENCIES, config_files, huggingface_config
 from tpiedge.model.gguf.file import GgufHeader, read_gguf_header
+from tpiedge.model.gguf.names import stem_of
 from tpiedge.model.gguf.tokenizer import text_files
 from tpiedge.model.spec import EMBEDDING, FINAL_NORM, HEAD, model_spec
 from tpiedge.pack.dtypes import bf16_from_f32, f32_from_bf16
@@ -49,6 +50,10 @@ class GgufModel:
     @property
     def label(self) -> str:
         return self.path.name
+
+    @property
+    def stem(self) -> str:
+        return stem_of(self.path.name)
 
     def text(self) -> tuple[dict[str, bytes], str | None]:
         """Returns (files but weights, why the tokenizer is missing). May take half a second. Raises UserError."""

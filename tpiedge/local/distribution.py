@@ -1,0 +1,163 @@
+"""Packs this installation for other machines: a wheel for machines like this one, and the sources for all others.
+
+Both have the version of this installation and a digest of its files, so that pip replaces an earlier one."""
+
+import base64
+import hashlib
+import platform
+import re
+import sysconfig
+import zipfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import metadata
+from pathlib import Path
+from typing import Final
+
+import tpiedge
+from tpiedge.errors import InternalError
+from tpiedge.native_code import find_library
+
+#: PyTorch's builds for CPUs. The usual builds bring gigabytes for graphics cards.
+TORCH_INDEX: Final = "https://download.pytorch.org/whl/cpu"
+INSTALL: Final = "install"  # the folder in a master's state
+_PACKAGE: Final = Path(tpiedge.__file__).parent
+_OF_SOURCES: Final = ("pyproject.toml", "setup.py", "README.md", "LICENSE", "MANIFEST.in")
+_LIBRARIES: Final = ("kernels", "transport", "lab/testbed")
+
+
+@dataclass(frozen=True)
+class Installer:
+    """Files in `folder` that pip installs. `sources` is "" if this installation has none (it came from a wheel)."""
+
+    folder: Path
+    wheel: str
+    sources: str
+
+    @cached_property
+    def sums(self) -> dict[str, str]:
+        """The SHA-256 of each file, in hexadecimal digits, by name."""
+        names = filter(None, (self.wheel, self.sources))
+        return {name: hashlib.sha256((self.folder / name).read_bytes()).hexdigest() for name in names}
+
+
+def find_installer(folder: Path) -> Installer | None:
+    """Returns what `make_installer` wrote into `folder` last; None without a wheel."""
+    wheel, sources = (next((path.name for path in folder.glob(kind)), "") for kind in ("*.whl", "*.zip"))
+    return Installer(folder, wheel, sources) if wheel else None
+
+
+def make_installer(folder: Path, package: Path = _PACKAGE) -> Installer:
+    """Writes the files into `folder` unless they are there, and deletes those of other versions. Raises OSError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    installed, sources = dict(_installed(package)), dict(_sources(package.parent))
+    version = f"{tpiedge.__version__}+{_digest(installed | sources)}"
+    native = any(name.endswith(".so") for name in installed)
+    tag = f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_') if native else 'any'}"
+    wheel = f"tpiedge-{version}-{tag}.whl"
+    made = Installer(folder, wheel, f"tpiedge-{version}.zip" if sources else "")
+    for path in folder.iterdir():
+        if path.name not in (made.wheel, made.sources):
+            path.unlink()
+    if not (folder / wheel).is_file():
+        _write(folder / wheel, _wheel_members(installed, version, tag))
+    if sources and not (folder / made.sources).is_file():
+        _write(folder / made.sources, _source_members(sources, version))
+    return made
+
+
+def shell_lines(made: Installer, url: str, connect: str, token: str) -> list[str]:
+    """Returns lines for a shell of another machine. They install tpiedge from `url` and start a worker."""
+    torch = metadata.version("torch").partition("+")[0]
+    files = {name: f"{name}#sha256={digest}" for name, digest in made.sums.items()}
+    if made.sources:
+        other = (
+            f"f='{files[made.sources]}'; command -v g++ >/dev/null || "
+            "{ echo 'This machine compiles tpiedge: install g++ and the headers of Python first.'; f=; }"
+        )
+    else:
+        other = (
+            "echo 'The master has no files for this kind of machine: install tpiedge from its sources.'; f="
+        )
+    return [
+        f'case "$(uname -sm)" in "{platform.system()} {platform.machine()}") f=\'{files[made.wheel]}\' ;;',
+        f"*) {other} ;; esac",
+        '[ "$f" ] && python3 -m venv ~/tpiedge && ~/tpiedge/bin/python -m pip install \\',
+        f'  --extra-index-url {TORCH_INDEX} torch=={torch} "tpiedge @ {url}/$f" &&',
+        f"~/tpiedge/bin/tpiedge worker --connect {connect} --token {token}",
+    ]
+
+
+def _installed(package: Path) -> Iterator[tuple[str, bytes]]:
+    """Yields (name in the wheel, content). Native libraries get names that suit any Python."""
+    libraries = {find_library(package / folder) for folder in _LIBRARIES}
+    for path in _files(package):
+        name = f"tpiedge/{path.relative_to(package).as_posix()}"
+        if path.suffix != ".so":
+            yield name, path.read_bytes()
+        elif path in libraries:
+            yield f"{name.rpartition('/')[0]}/_native.so", path.read_bytes()
+    if not (package / "configs").is_dir():  # of a checkout
+        for path in _files(package.parent / "configs"):
+            yield f"tpiedge/{path.relative_to(package.parent).as_posix()}", path.read_bytes()
+
+
+def _sources(checkout: Path) -> Iterator[tuple[str, bytes]]:
+    if not (checkout / "setup.py").is_file():
+        return
+    named = (checkout / name for name in _OF_SOURCES)
+    for path in (*named, *_files(checkout / "configs"), *_files(checkout / "tpiedge")):
+        if path.suffix != ".so":
+            yield path.relative_to(checkout).as_posix(), path.read_bytes()
+
+
+def _files(folder: Path) -> list[Path]:
+    return [path for path in sorted(folder.rglob("*")) if path.is_file() and "__pycache__" not in path.parts]
+
+
+def _digest(files: dict[str, bytes]) -> str:
+    told = hashlib.sha256()
+    for name, content in sorted(files.items()):
+        told.update(f"{name}\0{hashlib.sha256(content).hexdigest()}\n".encode())
+    return told.hexdigest()[:8]
+
+
+def _wheel_members(installed: dict[str, bytes], version: str, tag: str) -> Iterator[tuple[str, bytes]]:
+    """Yields the members of a wheel (packaging.python.org: binary distribution format)."""
+    folder, about = f"tpiedge-{version}.dist-info", metadata.distribution("tpiedge")
+    told, entries = about.read_text("METADATA"), about.read_text("entry_points.txt")
+    if told is None or entries is None:
+        raise InternalError("the installation of tpiedge has no METADATA")
+    wheel = f"Wheel-Version: 1.0\nGenerator: tpiedge\nRoot-Is-Purelib: false\nTag: {tag}\n"
+    members = installed | {
+        f"{folder}/METADATA": re.sub(r"(?m)^Version: .*$", f"Version: {version}", told, count=1).encode(),
+        f"{folder}/entry_points.txt": entries.encode(),
+        f"{folder}/WHEEL": wheel.encode(),
+    }
+    yield from members.items()
+    lines = [f"{name},sha256={_urlsafe(content)},{len(content)}" for name, content in members.items()]
+    yield f"{folder}/RECORD", "\n".join([*lines, f"{folder}/RECORD,,", ""]).encode()
+
+
+def _urlsafe(content: bytes) -> str:
+    return base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
+
+
+def _source_members(sources: dict[str, bytes], version: str) -> Iterator[tuple[str, bytes]]:
+    plain = f'version = "{tpiedge.__version__}"'.encode()
+    for name, content in sources.items():
+        if name == "pyproject.toml":
+            content = content.replace(plain, f'version = "{version}"'.encode(), 1)
+        yield f"tpiedge-{version}/{name}", content
+
+
+def _write(path: Path, members: Iterable[tuple[str, bytes]]) -> None:
+    """Writes a ZIP file whose bytes depend on the members alone. It is not compressed: local networks are fast."""
+    partial = path.with_name(f".{path.name}.partial")
+    with zipfile.ZipFile(partial, "w", zipfile.ZIP_STORED) as archive:
+        for name, content in members:
+            entry = zipfile.ZipInfo(name)
+            entry.external_attr = 0o644 << 16
+            archive.writestr(entry, content)
+    partial.replace(path)

@@ -1,0 +1,40 @@
+// Adds a machine: the lines to paste there, which the master makes anew each time, since each has a token.
+
+import { html, useState } from "./vendor/htm/standalone.module.js";
+import { copy } from "./copy.js";
+import { Dialog } from "./dialog.js";
+import { texts } from "./texts.js";
+import { cluster } from "./watch.js";
+
+const words = texts.cluster.add;
+
+export function AddMachine() {
+  const [lines, show] = useState(null);
+  const [failed, fail] = useState("");
+  const [copied, say] = useState("");
+  const make = async () => {
+    fail("");
+    say("");
+    try {
+      show((await cluster.order("tokens", { body: {} })).lines.join("\n"));
+    } catch (error) {
+      fail(error.message);
+    }
+  };
+  return html`<div class="one-more">
+    <button type="button" onClick=${make}>${words.title}</button>
+    ${failed && html`<p class="problem" role="alert">${failed}</p>`}
+    ${lines && html`<${Dialog} name="add-title" why="add-why" cancel=${() => show(null)}>
+      <h2 id="add-title">${words.title}</h2>
+      <p id="add-why">${words.why}</p>
+      <pre tabindex="0">${lines}</pre>
+      <ul>${words.notes.map((note) => html`<li key=${note}>${note}</li>`)}</ul>
+      <div class="actions">
+        <button type="button" onClick=${() => show(null)}>${words.close}</button>
+        <button type="button" class="primary"
+          onClick=${async () => say((await copy(lines)) ? words.copied : words.notCopied)}>
+          ${copied || words.copy}</button>
+      </div>
+    <//>`}
+  </div>`;
+}
