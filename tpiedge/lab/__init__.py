@@ -2,5 +2,5 @@
 
 `testbed` emulates devices. `bench` measures speed, memory and disks. `eval_text` scores a model on a text;
 `eval_agreement` compares two models. `traces` reads traces; `plots` draws them. `random_weights` makes models without a
-checkpoint. `memory_group` limits memory.
+checkpoint. `memory_group` limits the memory of processes.
 """

@@ -46,7 +46,7 @@ class WindowRows:
         self._step = 0
 
     def logits(self, ids: tuple[int, ...]) -> Iterator[torch.Tensor]:
-        """Yields logits [R, V] f32 in order, each valid until the next."""
+        """Yields f32 logits [R, V] in order; each is valid until the next one."""
         for start in range(0, len(ids), self._limits.step_tokens):
             x_TH = self._run(ids[start : start + self._limits.step_tokens], start)
             for row in range(0, x_TH.shape[0], ROWS):
@@ -92,7 +92,7 @@ def open_engine(model: PreparedModel, layout: Layout, capacity_tokens: int) -> I
 
 
 def same_positions(one: Iterator[Tensor], other: Iterator[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yields equally long pieces. Raises ValueError for unequal numbers of rows."""
+    """Yields the rows of both models as equally long pieces. Raises ValueError for unequal numbers of rows."""
     a_RV, b_RV = next(one, None), next(other, None)
     while a_RV is not None and b_RV is not None:
         rows = min(len(a_RV), len(b_RV))
@@ -104,7 +104,7 @@ def same_positions(one: Iterator[Tensor], other: Iterator[Tensor]) -> Iterator[t
 
 
 class Comparison:
-    """Accumulates figures; keeps one number per position."""
+    """Accumulates figures of two models' logits; keeps one number per position."""
 
     def __init__(self) -> None:
         self.positions = 0
@@ -113,7 +113,7 @@ class Comparison:
         self._divergences: list[Tensor] = []
 
     def add(self, reference_RV: Tensor, model_RV: Tensor, following: Sequence[int]) -> None:
-        """Adds logits of R positions and the next tokens. Raises UserError."""
+        """Adds the logits of R positions. `following`: the token after each position. Raises UserError."""
         logs_RV = reference_RV.double().log_softmax(-1), model_RV.double().log_softmax(-1)
         ids_R1 = torch.tensor(following)[:, None]
         for place, log_RV in enumerate(logs_RV):
@@ -134,7 +134,7 @@ class Comparison:
         return self._agreeing / self.positions
 
     def divergence(self) -> dict[str, float | None]:
-        """Returns mean, 95 % quantile and maximum of KL(reference || model) in nats. None: infinite."""
+        """Returns mean, 95 % quantile and maximum of KL(reference || model) in nats. None means infinite."""
         every = torch.cat(self._divergences)
         # Not torch's quantile, which takes 16 million numbers at most.
         place = max(0, math.ceil(0.95 * len(every)) - 1)

@@ -1,7 +1,7 @@
 """A text for evaluation, its windows, and its likelihood under a model.
 
-A form feed ends a document. Every token but a document's first is scored once. In later windows, a scored token follows
-at least `context` - `stride` tokens.
+A form feed ends a document. Every token but a document's first is scored once. In a document's later windows, a scored
+token follows at least `context` - `stride` tokens.
 """
 
 import math
@@ -40,7 +40,7 @@ class Window:
 
 @dataclass(frozen=True)
 class EvalText:
-    """`scored_bytes`: the UTF-8 length of scored tokens."""
+    """A text, cut into windows. `scored_bytes`: the UTF-8 length of all scored tokens."""
 
     name: str
     documents: int
@@ -77,7 +77,7 @@ def read_text(
     stride: int | None,
     reference: PreparedModel | None = None,
 ) -> EvalText:
-    """Reads windows that fit both models. `path` None: the demo's held-out text. Raises UserError."""
+    """Reads windows that fit both models. Without `path`, reads the demo's held-out text. Raises UserError."""
     positions = model.context_tokens if reference is None else reference.context_tokens
     context = (
         min(model.context_tokens, positions, _CONTEXT) if context is None else check_context(model, context)
@@ -157,7 +157,7 @@ def _check_ids(model: PreparedModel, windows: list[Window]) -> None:
 
 
 def refuse_other_vocabulary(model: PreparedModel, reference: PreparedModel) -> None:
-    """Raises UserError if vocabularies differ in size or in an id's token."""
+    """Raises UserError if the vocabularies differ in size or in the token of an id."""
     if reference.config.vocab_size != model.config.vocab_size:
         raise UserError(
             f"{model.name} has {model.config.vocab_size} tokens, {reference.name} {reference.config.vocab_size}: "
@@ -180,7 +180,7 @@ def refuse_other_vocabulary(model: PreparedModel, reference: PreparedModel) -> N
 
 
 def likelihood_of(cluster: LocalCluster, text: EvalText) -> dict[str, float]:
-    """Returns figures of the text's likelihood. Raises UserError unless they are finite."""
+    """Returns figures of the text's likelihood. Raises UserError unless the figures are finite."""
     progress = ByteProgress("scoring")
     nats, done = 0.0, 0
     try:

@@ -67,7 +67,7 @@ class MemoryGroup:
 
     @property
     def members(self) -> set[int]:
-        """Process ids, without processes of other pid namespaces."""
+        """The members' process ids, except those in other pid namespaces."""
         return {int(pid) for pid in self.members_file.read_text().split()} - {0}
 
     @property
@@ -76,7 +76,7 @@ class MemoryGroup:
         return (self.folder / self._files.peak).exists()
 
     def limit(self, nbytes: int, swap_bytes: int = 0) -> None:
-        """Limits memory and swap. Raises OSError, also if usage exceeds the limit."""
+        """Limits memory and swap. Raises OSError, for example if the usage exceeds the limit."""
         files = self._files
         if not swap_bytes:
             self._write_if_there(files.no_swap, 0)
@@ -112,7 +112,7 @@ class MemoryGroup:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes used now without cached files."""
+        """Bytes used now, except cached files."""
         files = self.counter("inactive_file") + self.counter("active_file")
         return self.used_bytes - files
 
@@ -143,7 +143,7 @@ class MemoryGroup:
 
 @contextlib.contextmanager
 def memory_group(limit_bytes: int, root: Path = Path("/")) -> Iterator[MemoryGroup]:
-    """Makes a group for the block; then kills members. Raises UserError, ResourceError, OSError."""
+    """Makes a group for the block and kills its members afterwards. Raises UserError, ResourceError, OSError."""
     group = _made(Cgroups.own(root))
     try:
         group.limit(limit_bytes)

@@ -117,7 +117,7 @@ _COLOURS = {
 
 
 def draw_timeline(trace: Trace, part: Excerpt, path: Path) -> None:
-    """Writes a PNG: all steps' times, lanes during `part`. Raises UserError, DiskFull."""
+    """Writes a PNG with the times of all steps and the lanes during `part`. Raises UserError, DiskFull."""
     lanes = len(LANES) * len(trace.nodes) + _GAP * (len(trace.nodes) - 1)
     strip_bottom = _BOTTOM_INCHES + _LANE_INCHES * lanes + _TOP_INCHES + _BELOW_STRIP_INCHES
     top = (

@@ -80,7 +80,7 @@ def random_rows(
     first_col: int = 0,
     std: float = STD,
 ) -> Array:
-    """Returns [count, cols] of the random matrix `name`. BF16: bits in uint16."""
+    """Returns [count, cols] of the random matrix `name`. BF16 numbers are bits in uint16."""
     if first_col + cols > _LONGEST_ROW:
         raise UserError(f"random weights have rows of at most {_LONGEST_ROW} numbers, not {first_col + cols}")
     pool = _pool(seed, dtype, std)

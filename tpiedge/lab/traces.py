@@ -24,7 +24,7 @@ _RANGE = re.compile(r"(?P<only>\d{1,9})|(?P<first>\d{1,9})?:(?P<last>\d{1,9})?",
 
 @dataclass(frozen=True)
 class Trace:
-    """Events by rank, sorted by start, in seconds. `dropped`: counts of lost events."""
+    """Events by rank, sorted by start, in seconds. `dropped`: the number of lost events by rank."""
 
     nodes: Mapping[int, tuple[TraceEvent, ...]]
     dropped: Mapping[int, int]
@@ -35,7 +35,7 @@ class Trace:
 
     @cached_property
     def steps(self) -> Mapping[int, tuple[float, float]]:
-        """Each step's (first start, last end) over all nodes, if it took time."""
+        """The (first start, last end) of each step over all nodes. Steps that took no time are left out."""
         found: dict[int, tuple[float, float]] = {}
         for event in (event for events in self.nodes.values() for event in events if event.step > 0):
             start, end = found.get(event.step, (math.inf, 0.0))
@@ -44,7 +44,7 @@ class Trace:
 
 
 def read_trace(path: Path, memory_bytes: int | None = None) -> Trace:
-    """Raises UserError for a damaged file, OutOfMemory beyond `memory_bytes`."""
+    """Reads a trace. Raises UserError for a damaged file, OutOfMemory if it needs more than `memory_bytes`."""
     values = _object(path, memory_bytes)
     records, other = values.get("traceEvents"), values.get("otherData")
     if not isinstance(records, list):
@@ -110,7 +110,7 @@ def _no_trace(path: Path, why: str) -> UserError:
 
 @dataclass(frozen=True)
 class StepRange:
-    """Steps from `first` to `last`, inclusive. None: the trace's first or last."""
+    """Steps from `first` to `last`, inclusive. None means the first or the last step of the trace."""
 
     first: int | None
     last: int | None
@@ -121,7 +121,7 @@ class StepRange:
         return ":".join("" if end is None else str(end) for end in (self.first, self.last))
 
     def of(self, known: Sequence[int]) -> tuple[int, ...]:
-        """Returns the range's steps in sorted `known`; () if `known` lacks an end."""
+        """Returns the range's steps in sorted `known`. Returns () if `known` lacks `first` or `last`."""
         if not known or any(end not in (None, *known) for end in (self.first, self.last)):
             return ()
         first = known[0] if self.first is None else self.first
@@ -160,7 +160,7 @@ def excerpt_of_steps(trace: Trace, steps: Sequence[int]) -> Excerpt:
 
 
 def typical_excerpt(trace: Trace) -> Excerpt:
-    """Returns a trace's typical steps; without steps, the whole trace."""
+    """Returns the typical steps of a trace; without steps, returns the whole trace."""
     if not trace.steps:
         return Excerpt(0.0, trace.end_s, ())
     if len(trace.steps) <= _TYPICAL:
@@ -170,7 +170,7 @@ def typical_excerpt(trace: Trace) -> Excerpt:
 
 
 def decode_steps(trace: Trace) -> list[int]:
-    """Returns the decode steps; without decode steps, all steps."""
+    """Returns the decode steps, or all steps if no step is a decode step."""
     headed = {event.step for events in trace.nodes.values() for event in events if event.name == "head"}
     known = sorted(trace.steps)
     return [step for step in known if step - 1 in headed] or known
@@ -194,8 +194,8 @@ def typical_steps(spent_s: Mapping[int, float]) -> Sequence[int]:
 
 @dataclass(frozen=True)
 class NodeSummary:
-    """One node's seconds; `busy_s` by lane. `load_during_s`: reading while a lane was busy. `read_bytes`: of reads that
-    ended in the excerpt."""
+    """Seconds of one node; `busy_s` has them by lane. `load_during_s`: the seconds of reading while a lane was busy.
+    `read_bytes`: the bytes of reads that ended in the excerpt."""
 
     rank: int
     busy_s: dict[str, float]
@@ -207,13 +207,13 @@ class NodeSummary:
 
     @property
     def hidden_percent(self) -> float | None:
-        """Percent of reading time without waits for weights."""
+        """The percentage of the reading time in which the node did not wait for weights."""
         load_s = self.busy_s["load"]
         return 100 * (1 - self.load_during_s["wait"] / load_s) if load_s else None
 
     @property
     def travel_hidden_percent(self) -> float | None:
-        """Percent of travel during which the node computed."""
+        """The percentage of the travel time in which the node computed."""
         travel_s = self.busy_s["travel"]
         return 100 * self.travel_during_compute_s / travel_s if travel_s else None
 

@@ -34,8 +34,8 @@ CallForm = Literal[
 
 @dataclass(frozen=True, slots=True)
 class CallMarks:
-    """Marks of a form. `openers` begin calls; trained models write the last opener. `bare` may begin a call at the
-    answer's beginning. `inner` marks are within a call; `closers` may follow a call."""
+    """Marks of a form. `openers` begin calls; models trained for the form write the last of the openers. At an answer's
+    beginning, `bare` may also begin a call. `inner` marks are within a call; `closers` may follow a call."""
 
     openers: tuple[str, ...]
     closers: tuple[str, ...] = ()
@@ -44,7 +44,7 @@ class CallMarks:
 
     @property
     def separating(self) -> tuple[str, ...]:
-        """The marks that decoding must show, even special tokens."""
+        """The marks that decoding must show, even if they are special tokens."""
         return *self.openers, *self.closers, *self.inner
 
 
@@ -75,7 +75,7 @@ _TAUGHT: Final[tuple[tuple[tuple[str, ...], CallForm], ...]] = (
 
 
 def call_form(template: str) -> CallForm:
-    """Returns the form that a chat template teaches; "" if unknown."""
+    """Returns the form that a chat template teaches, or "" if the form is unknown."""
     return next((form for marks, form in _TAUGHT if all(mark in template for mark in marks)), "")
 
 
@@ -93,7 +93,7 @@ _PYTHON: Final = {"True": "true", "False": "false", "None": "null"}
 
 @dataclass(frozen=True, slots=True)
 class ReadTool:
-    """A tool. `texts`: string parameters, for forms that write no quotes."""
+    """A tool. `texts`: its string parameters, for forms that write strings without quotes."""
 
     name: str
     texts: tuple[str, ...] = ()
@@ -113,7 +113,7 @@ class CallArguments:
 
 @dataclass(frozen=True, slots=True)
 class CallEnded:
-    """`arguments`: the call's parts, joined. `broken`: an unfinished call's raw text."""
+    """`arguments`: the joined parts of the call's arguments. `broken`: the raw text of an unfinished call."""
 
     index: int
     broken: str = ""
@@ -126,7 +126,7 @@ class _UnknownTool(Mismatch):
 
 
 class CallReader(ABC):
-    """Reads one answer's calls; without `several`, only the first call."""
+    """Reads the calls of one answer. Without `several`, it reports only the first call."""
 
     def __init__(self, form: CallForm, tools: Sequence[ReadTool], several: bool) -> None:
         self._form = form
@@ -215,7 +215,7 @@ class CallReader(ABC):
             self._whole(name, written or "null")
 
     def _whole(self, name: str, written: str) -> None:
-        """Reports a call. `written`: its arguments as JSON. Raises Mismatch."""
+        """Reports a whole call. `written`: the call's arguments as JSON. Raises Mismatch."""
         arguments = json.loads(written) if written.startswith('"') else written
         arguments = "{}" if arguments == "null" else arguments.strip(SPACE)
         scan = JsonScan()
@@ -308,7 +308,7 @@ class CallReader(ABC):
         self._end()
 
     def _value(self, *beginnings: str) -> Waiting[str]:
-        """Returns the next value as written. Raises Mismatch for another beginning."""
+        """Returns the next value as the model wrote it. Raises Mismatch unless one of `beginnings` begins it."""
         parts: list[str] = []
         if beginnings and not self._held.text.startswith(beginnings):
             raise self._held.mismatch(*beginnings)

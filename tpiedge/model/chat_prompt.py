@@ -88,7 +88,7 @@ def _as_template_takes(message: TemplateMessage, habits: TemplateHabits) -> Temp
 
 
 def _forms(messages: Sequence[TemplateMessage]) -> Iterator[Sequence[TemplateMessage]]:
-    """Yields the messages unchanged, then with each change, then with accumulated changes."""
+    """Yields the messages unchanged, then with each change alone, then with more and more changes."""
     tried: list[Sequence[TemplateMessage]] = [messages]
     yield messages
     messages = _with_short_ids(messages)
@@ -136,7 +136,7 @@ def _with_joined_turns(messages: Sequence[TemplateMessage]) -> list[TemplateMess
 
 
 def _with_words_in_results(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
-    """Appends a user's message to the preceding tool result."""
+    """Appends a user's message to the tool result before it."""
     found: list[TemplateMessage] = []
     for message in messages:
         # Some templates want an assistant's turn in between.
@@ -148,7 +148,7 @@ def _with_words_in_results(messages: Sequence[TemplateMessage]) -> list[Template
 
 
 def _with_single_calls(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
-    """Gives each call its own message, followed by its result."""
+    """Gives each call its own message, followed by the call's result."""
     # For templates like Llama 3's.
     found: list[TemplateMessage] = []
     results: list[TemplateMessage] = []

@@ -8,7 +8,7 @@ unless:
 2. a tensor's byte count is its shape times its dtype's size;
 3. the tensors cover the rest of the file exactly.
 
-The safetensors library checks less, and does not tell offsets.
+The safetensors library checks less, and does not return offsets.
 """
 
 import hashlib
@@ -186,7 +186,7 @@ class Checkpoint:
         return folder_label(self.folder)
 
     def storage(self, precision: Precision | None) -> Storage:
-        """Returns a pack's storage. Default: `quantisation.precision`, else bf16 if all weights are bf16, else f32."""
+        """Returns a pack's storage. The default is `quantisation.precision`, else bf16 if all weights are, else f32."""
         usual = Precision.BF16 if {one.dtype for one in self.tensors.values()} == {"BF16"} else Precision.F32
         usual = self.quantisation.precision if self.quantisation else usual
         return Storage.of(precision or usual, tied=self.config.tie_word_embeddings)
@@ -230,7 +230,7 @@ def _same_numbers(one: StoredTensor, other: StoredTensor) -> bool:
 
 
 def weight_map(folder: Path) -> Mapping[str, str]:
-    """Reads the index: tensor -> file name; empty with model.safetensors. Raises UserError."""
+    """Reads the index: tensor -> file name. Beside model.safetensors, the result is empty. Raises UserError."""
     if has_file(folder, SINGLE):
         return {}
     if not has_file(folder, INDEX):
@@ -258,7 +258,7 @@ def weight_map(folder: Path) -> Mapping[str, str]:
 
 
 def _read_shard(folder: Path, name: str) -> tuple[Mapping[str, SourceTensor], str]:
-    """Returns (tensors, file's state)."""
+    """Returns (tensors, a text that changes with the file)."""
     with open_file(folder, name) as file:
         try:
             stat = os.fstat(file.fileno())
@@ -269,7 +269,7 @@ def _read_shard(folder: Path, name: str) -> tuple[Mapping[str, SourceTensor], st
 
 
 def _usual_names(tensors: Mapping[str, SourceTensor], *, tied: bool) -> dict[str, SourceTensor]:
-    """Adds headless models' prefix. If `tied`, a lone head becomes the embedding."""
+    """Adds the prefix that headless models leave out. If `tied`, a head without an embedding becomes the embedding."""
     named = {f"{_PREFIX}{name}" if name.startswith(_HEADLESS) else name: one for name, one in tensors.items()}
     found = named | {name: one for name, one in tensors.items() if name.startswith(_PREFIX)}
     if tied and EMBEDDING not in found and HEAD in found:

@@ -37,7 +37,7 @@ _EXPERT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 @dataclass(frozen=True)
 class _FamilyTraits:
-    """Defaults of a `model_type` in transformers 5. Bias None: as in config.json."""
+    """Defaults of a `model_type` in transformers 5. For a bias, None means that config.json decides."""
 
     kv_heads: int | None  # default; None: as many as query heads
     head_dim: int | None  # default; None: hidden_size / num_attention_heads
@@ -60,7 +60,7 @@ _FAMILIES: Mapping[str, _FamilyTraits] = {
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """A model's numbers. In layer i, position p sees q with p - windows[i] < q <= p. None: full attention."""
+    """A model's numbers. In layer i, position p sees q with p - windows[i] < q <= p; None means full attention."""
 
     model_type: str
     hidden_size: Annotated[int, Meta(ge=1, le=_MAX_WIDTH)]
@@ -90,13 +90,13 @@ class ModelConfig:
 
     @property
     def ffn_part(self) -> float:
-        """The FFN's part of the weights of a layer's matrices, 0 to 1."""
+        """The FFN's fraction of all weights in a layer's matrices."""
         attention = 2 * self.head_dim * (self.num_heads + self.num_kv_heads)
         return 3 * self.intermediate_size / (3 * self.intermediate_size + attention)
 
     @staticmethod
     def open(folder: Path) -> "ModelConfig":
-        """Reads `config.json`, and BOS and EOS in `generation_config.json`. Raises UserError."""
+        """Reads `config.json`, and reads BOS and EOS in `generation_config.json`. Raises UserError."""
         config = read_json(folder, "config.json", MAX_CONFIG_BYTES)
         parsed = ModelConfig.from_huggingface(config, str(folder / "config.json"))
         if not has_file(folder, "generation_config.json"):
@@ -110,7 +110,7 @@ class ModelConfig:
 
     @staticmethod
     def from_huggingface(values: Mapping[str, object], where: str = "config.json") -> "ModelConfig":
-        """Reads the object in `config.json`; `where` names it in messages. Raises UserError."""
+        """Reads the object in `config.json`; `where` names the file in messages. Raises UserError."""
         config = ConfigFields(where, values)
         family = _FAMILIES[config.choice("model_type", _FAMILIES)]
         _refuse_unsupported(config)

@@ -34,7 +34,7 @@ def has_file(folder: Path, name: str) -> bool:
 
 
 def list_files(folder: Path, inner: str, suffix: str) -> list[str]:
-    """Returns sorted names in `folder` / `inner`; none if it is unreadable."""
+    """Returns the sorted names in `folder` / `inner` with `suffix`. An unreadable folder has no names."""
     try:
         return sorted(name for name in os.listdir(folder / inner) if name.endswith(suffix))
     except OSError:
@@ -42,7 +42,7 @@ def list_files(folder: Path, inner: str, suffix: str) -> list[str]:
 
 
 def open_file(folder: Path, name: str, inner: str = "") -> BinaryIO:
-    """Opens a regular file; never blocks. `inner` must be trusted. The result's `name` is its real path. Raises
+    """Opens a regular file without blocking. `inner` must be trusted. The result's `name` is its real path. Raises
     UserError."""
     if not _is_plain(name):
         raise UserError(
@@ -94,7 +94,7 @@ def read_json(folder: Path, name: str, limit: int) -> Mapping[str, object]:
 
 
 def parse_json(data: bytes, where: str, *, unique_keys: bool = False) -> Mapping[str, object]:
-    """Parses one JSON object. `where` begins messages. `unique_keys` refuses a key twice. Raises UserError."""
+    """Parses one JSON object. `where` begins error messages. `unique_keys` refuses repeated keys. Raises UserError."""
 
     def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
         values = dict(pairs)
@@ -183,7 +183,7 @@ class ConfigFields:
         return value
 
     def fields(self, key: str) -> "ConfigFields":
-        """Returns the object under `key`; empty if it is missing or null."""
+        """Returns the object under `key`, or an empty one if it is missing or null."""
         return ConfigFields(f"{self.where}, {key}", self._of(dict, key, {}, "an object"))
 
     def sequence(self, key: str, limit: int) -> list[object]:

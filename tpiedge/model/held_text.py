@@ -21,7 +21,7 @@ class TextEnded(Mismatch):
 
 
 class HeldText:
-    """Holds unconsumed text. How it was cut does not matter."""
+    """Holds unconsumed text. The places where the text was cut do not matter."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -34,7 +34,7 @@ class HeldText:
         return consumed
 
     def more(self) -> Waiting[None]:
-        """Waits for more text. Raises TextEnded at the end."""
+        """Waits for more text. Raises TextEnded at the end of the text."""
         if self.ended:
             raise TextEnded
         yield
@@ -47,7 +47,7 @@ class HeldText:
             yield
 
     def one_of(self, *marks: str) -> Waiting[str]:
-        """Consumes and returns the next mark; "" if no mark comes."""
+        """Consumes and returns the next mark, or returns "" if no mark comes."""
         while True:
             found = next((mark for mark in marks if self.text.startswith(mark)), "")
             if found:
@@ -57,7 +57,7 @@ class HeldText:
             yield
 
     def expect(self, *marks: str) -> Waiting[str]:
-        """Consumes white space and a mark. Raises Mismatch without a mark."""
+        """Consumes white space and a mark. Raises Mismatch if no mark comes."""
         yield from self.spaces()
         found = yield from self.one_of(*marks)
         if not found:
@@ -68,7 +68,7 @@ class HeldText:
         return TextEnded() if self.ended and any(mark.startswith(self.text) for mark in marks) else Mismatch()
 
     def until(self, mark: str, most: int) -> Waiting[str]:
-        """Consumes text and the mark; returns the text. Raises Mismatch beyond `most`."""
+        """Consumes text and the mark; returns the text. Raises Mismatch if the text is longer than `most`."""
         while True:
             at = self.text.find(mark, 0, most + len(mark))
             if at >= 0:
@@ -79,7 +79,7 @@ class HeldText:
 
 
 def begun_length(text: str, *marks: str) -> int:
-    """Counts the last characters that may begin a mark."""
+    """Counts the last characters of `text` that may begin a mark."""
     longest = min(max(map(len, marks)) - 1, len(text))
     endings = (n for n in range(longest, 0, -1) if any(mark.startswith(text[-n:]) for mark in marks))
     return next(endings, 0)

@@ -1,7 +1,7 @@
 """Pulls a model from the hub. The client, huggingface_hub, is imported only here, when a pull begins.
 
 The client lists a repository and makes all requests, with its own settings (`HF_ENDPOINT`, `HF_TOKEN`, ...). This
-module writes the files: the client deletes a failed call's bytes and checks no hash. Listings are untrusted.
+module writes the files itself: the client deletes bytes of failed calls and checks no hash. Listings are untrusted.
 
 Laws: 1. A file appears under its name only with the right size and hash. 2. Bytes that arrived stay in
 `NAME.incomplete`; the next transfer asks only for missing bytes.
@@ -56,7 +56,7 @@ class _RemoteFile:
 
 @dataclass(frozen=True)
 class PullReport:
-    """`folder` is named by the commit. `fetched`: bytes that came this time. `left_out`: files that read images."""
+    """`folder` is named by the commit. `fetched`: bytes that this pull fetched. `left_out`: files that read images."""
 
     folder: Path
     fetched: int
@@ -351,7 +351,7 @@ def _reason(error: Exception) -> str:
 def _listing(
     repo: str, commit: str | None, siblings: Iterable[object]
 ) -> tuple[str, Mapping[str, _RemoteFile]]:
-    """Reads the hub's list of files: (commit, files by name). Raises UserError."""
+    """Reads the hub's list of files. Returns (commit, files by name). Raises UserError."""
     described = {str(getattr(item, "rfilename", "")): item for item in siblings}
     if len(described) > _MAX_FILES:
         raise UserError(

@@ -119,7 +119,7 @@ def _legacy(folder: Path, special: set[str]) -> dict[int, AddedToken]:
 
 
 def _tokens(fields: ConfigFields, name: str, value: object, *, special: bool = True) -> Iterator[AddedToken]:
-    """Reads a token from text or object. `special` overrules its flag."""
+    """Reads a token from its text or object. `special` makes the token special, whatever its flag says."""
     flags: dict[str, bool] = {}
     text = value
     if isinstance(value, dict):

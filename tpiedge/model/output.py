@@ -60,7 +60,7 @@ OutputPart = OutputText | CallBegun | CallArguments | CallEnded
 
 
 def thinking_after(prompt: str, template: str, begun: str = "") -> Thinking:
-    """Returns the way in which reasoning may begin. `begun` ends the prompt and begins the answer."""
+    """Returns the way in which reasoning may begin. `begun`: the end of the prompt that begins the answer."""
     before = prompt.rstrip(SPACE).removesuffix(begun.strip(SPACE)).rstrip(SPACE)
     opened = before.endswith(_OPEN_REASONING) and _CLOSE_REASONING not in begun
     if opened or begun.rfind(_OPEN_REASONING) > begun.rfind(_CLOSE_REASONING):
@@ -78,7 +78,7 @@ class OutputParser(CallReader):
         self._reading = self._answer(form.thinking)
 
     def feed(self, text: str, last: str | None = None) -> list[OutputPart]:
-        """Returns the parts that are now certain. `last`: the finish reason, at the end."""
+        """Returns the parts that are now certain. `last`: the finish reason, given with the last text."""
         self._held.text += text
         next(self._reading, None)
         if last is not None:
@@ -150,7 +150,7 @@ class OutputParser(CallReader):
             self._emit_text(rest.rstrip(SPACE) if self.calls else rest)
 
     def _before_call(self, marks: CallMarks) -> Waiting[str | None]:
-        """Reports the text before the next call; returns the call's opener ("": bare)."""
+        """Reports the text before the next call. Returns the call's opener, "" for a bare call, None at the end."""
         held = self._held
         while True:
             rest = held.text.lstrip(SPACE)
@@ -180,5 +180,5 @@ class OutputParser(CallReader):
 
 
 def _certain(text: str, *marks: str) -> int:
-    """Returns the text's length without a possible last mark and trailing white space."""
+    """Returns the text's length without a begun mark and white space at its end."""
     return len(text[: len(text) - begun_length(text, *marks)].rstrip(SPACE))

@@ -113,8 +113,8 @@ _FOLDERS = tuple(Path(__file__).parents[up] / "configs" / "models" for up in (1,
 
 @dataclass(frozen=True)
 class Alias:
-    """`repo` is "org/name", `quant` the tag of its GGUF file or "", `shape` a preset. `gated`: has a licence to accept.
-    `also`: other names, as Ollama has them for the default size."""
+    """`repo` is "org/name", `quant` the tag of its GGUF file or "", `shape` a preset. `gated`: a user must accept a
+    licence. `also`: other names, for example Ollama's names for the default size."""
 
     name: str
     repo: str
@@ -138,7 +138,7 @@ def aliases() -> Mapping[str, Alias]:
 
 
 def find_alias(name: str) -> Alias | None:
-    """Finds the alias "llama3.2-3b", in upper or lower case, also as Ollama spells it: "llama3.2:3b", "llama3.2"."""
+    """Finds the alias "llama3.2-3b", in upper or lower case. Takes Ollama's "llama3.2:3b" and "llama3.2", too."""
     plain = name.lower().removesuffix(":latest").replace(":", "-", 1).removesuffix("-instruct")
     return aliases().get(plain) or next((one for one in aliases().values() if plain in one.also), None)
 
@@ -153,7 +153,7 @@ _SIZE = re.compile(r"[:-]e?([\d.]+)([mb])\b")
 
 
 def unsupported(name: str) -> str | None:
-    """Explains that a well-known family is not supported, with aliases of about its size; None for other names."""
+    """Explains that a known family is not supported, with aliases of about its size. Returns None for other names."""
     if not _UNSUPPORTED.fullmatch(name):
         return None
     wanted = _billions(name) or 4.0  # which runs well on a few weak machines

@@ -28,7 +28,7 @@ _WITHOUT_GROUPS = -1
 @dataclass(frozen=True)
 class Quantisation:
     """`group` inputs (None: all) share a scale. `zero_offset` is added to stored zero points. `symmetric`: all zero
-    points are 8. `act_order`: inputs name their groups."""
+    points are 8. `act_order`: a table gives the group of each input."""
 
     method: str  # "gptq" or "awq"
     group: int | None
@@ -48,7 +48,8 @@ class Quantisation:
 
     @staticmethod
     def of(config: ConfigFields, old: tuple[Path, bytes] | None = None) -> "Quantisation | None":
-        """Reads config.json, or else the `old` file (path, content). None: plain weights. Raises UserError."""
+        """Reads config.json, or else the `old` file (path, content). Returns None for plain weights. Raises
+        UserError."""
         if old and QUANTISATION_KEY not in config.values:
             path, data = old
             renamed = {_OLD_NAMES.get(key, key): one for key, one in parse_json(data, str(path)).items()}
@@ -105,7 +106,8 @@ def rounded_matrices(
     quality: Quality | None,
     quantisation: Quantisation | None = None,
 ) -> Iterator[str]:
-    """Yields a line for each kind of rounded matrices. Without `quality`, GGUF types tell."""
+    """Yields a line for each kind of rounded matrices. Without `quality`, a GGUF tensor's type decides whether it
+    counts as rounded."""
     noisy = {one.tensor for one in quality.tensors if one.error.noise > 0} if quality else set()
     found: Counter[tuple[str, str]] = Counter()
     for key, blob in spec.blobs.items():

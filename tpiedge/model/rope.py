@@ -1,7 +1,7 @@
 """Rotary position embedding: the inverse frequencies of Llama-like models' scalings.
 
-Frequencies equal those of transformers 5 (`modeling_rope_utils.py`) to f32 rounding: powers are in f64, other numbers
-in f32. `decimal` gives all machines the same bits, unlike libm and numpy.
+Frequencies equal those of transformers 5 (`modeling_rope_utils.py`), up to f32 rounding. Powers are computed with
+`decimal`: it gives all machines the same bits, unlike libm and numpy. Other numbers are in f32.
 """
 
 import functools
@@ -89,7 +89,7 @@ class RopeConfig:
 
 @functools.lru_cache(maxsize=64)  # every step asks for them
 def rope_frequencies(rope: RopeConfig, head_dim: int) -> tuple[Frequencies, float]:
-    """Returns (inverse frequencies, f32 [head_dim / 2], read-only; factor on cos and sin)."""
+    """Returns (inverse frequencies, factor on cos and sin). The frequencies are a read-only f32 [head_dim / 2]."""
     exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
     # One rounding of a frequency turns the angle at position 100,000 by 0.01.
     log = _DIGITS.ln(Decimal.from_float(float(np.float32(rope.theta))))

@@ -6,8 +6,8 @@ Pulled models have the layout of huggingface_hub's cache:
     models--ORG--NAME/snapshots/<commit>/<file>  a link to a blob
     models--ORG--NAME/refs/<revision>            the commit of a branch or tag at the last pull
 
-A snapshot appears under its commit's name when complete; the ref is written afterwards. A GGUF file of a repository
-has a folder of its own, models--ORG--NAME--TAG, as a repository has several of them.
+A complete snapshot appears under its commit's name; afterwards the ref is written. Each GGUF file has its own folder,
+models--ORG--NAME--TAG, because a repository has several.
 """
 
 import os
@@ -30,12 +30,12 @@ DEMO = "demo"
 
 
 class NotPulled(UserError):
-    """The model is on the hub, as far as its name tells, and not on this computer."""
+    """The name fits a model on the hub that is not on this computer."""
 
 
 def resolve_model(name: str, cache: Path | None = None) -> Path:
-    """Finds the folder of "demo", a folder with config.json, an alias or "org/name[@revision]"; the file of
-    "org/name:TAG". Raises UserError."""
+    """Returns a model's folder, or the file of a GGUF model. `name`: "demo", a folder with config.json, an alias,
+    "org/name[@revision]" or "org/name:TAG". Raises UserError."""
     if name == DEMO:
         return Path(__file__).parent / "demo"
     folder = Path(name)
@@ -92,7 +92,7 @@ _LOCK_S = 5.0
 @dataclass(frozen=True)
 class HubName:
     """`repo` is "org/name", `revision` a branch, tag or commit. `quant` is the tag of a GGUF file in upper case, like
-    "Q4_K_M"; "": a checkpoint."""
+    "Q4_K_M"; "" means a checkpoint."""
 
     repo: str
     revision: str = DEFAULT_REVISION
@@ -113,7 +113,8 @@ class Pulled:
 
 
 def parse_hub_name(text: str) -> HubName | None:
-    """Parses an alias or "org/name", with or without ":TAG" of a GGUF file and "@revision"; None for any other text."""
+    """Parses an alias or "org/name", with optional ":TAG" of a GGUF file and "@revision". Returns None for other
+    texts."""
     bare = _SITE.sub("", text, count=1) if _SITE.match(text) else text
     match = _NAME.fullmatch(bare)
     if match is None or any(mark in bare for mark in _FORBIDDEN) or bare.endswith(("/", ".lock")):
@@ -126,7 +127,7 @@ def parse_hub_name(text: str) -> HubName | None:
 
 
 def _parse_alias(name: str, revision: str | None) -> HubName | None:
-    """Parses "llama3.2:1b" or, with another GGUF file of its repository, "llama3.2:1b-instruct-q4_K_M"."""
+    """Parses "llama3.2:1b". A tag may name another GGUF file of its repository, as in "llama3.2:1b-instruct-q4_K_M"."""
     quant = ""
     alias = find_alias(name)
     if alias is None and (quant := quant_of(name)):
@@ -169,7 +170,7 @@ class HubCache:
         return folder if commit and folder.is_dir() else None
 
     def pulled(self) -> list[Pulled]:
-        """Lists complete models by name. Without a ref, `revision` is the commit."""
+        """Lists complete models by name. If no ref leads to a model, its `revision` is the commit."""
         found: list[Pulled] = []
         for entry in sorted(self.folder.glob("models--*")):
             if (match := _ENTRY.fullmatch(entry.name)) is None:

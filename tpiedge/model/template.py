@@ -30,7 +30,8 @@ class TemplateRefusal(UserError):
 
 @dataclass(frozen=True, slots=True)
 class TemplateHabits:
-    """Forms that a template takes. `text_arguments`: arguments are JSON text. `contents`: beside calls, best first."""
+    """Forms that a template takes. `text_arguments`: arguments are JSON text. `contents`: texts beside calls, best
+    first."""
 
     text_arguments: bool = False
     contents: tuple[str | None, ...] = ("",)
@@ -72,7 +73,7 @@ def _habits_of(render: Callable[..., str], *, tools: bool) -> TemplateHabits:
 
 
 def _quality(text: str | None) -> int:
-    """Rates arguments: 0 no text, 1 absent, 2 Python or escaped, 3 JSON."""
+    """Rates how arguments look. 0: no text; 1: they are absent; 2: Python or escaped; 3: JSON."""
     if text is None:
         return 0
     if _NEEDLE not in text:
@@ -119,7 +120,7 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """Renders `messages` with `variables`, the model's switches. Blocks. Raises TemplateRefusal, UserError,
+        """Renders `messages`. `variables`: switches of the model's template. Blocks. Raises TemplateRefusal, UserError,
         ChildLost."""
         template = self.source(tools=tools is not None)
         if not template:
@@ -151,13 +152,13 @@ class ChatTemplate:
         return self._habits[source]
 
     def source(self, *, tools: bool) -> str:
-        """Returns the template with or without tools; "" if missing."""
+        """Returns the template for chats with or without tools, or "" if it is missing."""
         usual = self._templates.get("default", "")
         return self._templates.get("tool_use", usual) if tools else usual
 
 
 def templates_of(folder: Path) -> Mapping[str, str]:
-    """Returns name -> template. Files come before JSON. Raises UserError."""
+    """Returns name -> template. A template file overrides a template in JSON. Raises UserError."""
     templates = _templates_of_json(folder, "tokenizer_config.json")
     templates = templates or _templates_of_json(folder, "chat_template.json")
     names = list_files(folder, ADDITIONAL_TEMPLATES, _SUFFIX)

@@ -1,12 +1,12 @@
 """Encodes text and renders chat templates in a child process: tokenizers and templates are untrusted. Jinja's
 immutable sandbox hides Python's objects. Memory, CPU time and files are limited.
 
-`text_process.py` starts `python -I -S text_child.py FOLDER...`, with packages' folders. Standard input is a socket. The
+`text_process.py` starts `python -I -S text_child.py FOLDER...`. A FOLDER has packages. Standard input is a socket. The
 process imports nothing of tpiedge, to start fast.
 
-A frame is its body's length (u32), a letter, a number (u16: a job's limit in CPU seconds) and the body. Jobs: `O` opens
-a tokenizer.json. Other jobs have JSON as body: `L` limits memory, `R` renders, `A` adds tokens, `E` encodes, `C`
-counts. Answers: `j` JSON, `e` an error, `l` which limit was met.
+A frame has its body's length (u32), a letter, a number (u16) and the body. A job's number limits its CPU seconds. Jobs:
+`O` opens a tokenizer.json. Other jobs have JSON as body: `L` limits memory, `R` renders, `A` adds tokens, `E` encodes,
+`C` counts. Answers: `j` has JSON, `e` an error, `l` the limit that was met.
 """
 
 import base64
@@ -131,7 +131,7 @@ class LoadedTokenizer:
         self._backend: Any = None
 
     def do(self, letter: bytes, body: bytes) -> Any:
-        """Does a job: `O` first, then `A`, `E` or `C`. Raises library errors."""
+        """Does a job. The first job must be `O`; others are `A`, `E` or `C`. Raises errors of the library."""
         if letter == b"O":
             from tokenizers import Tokenizer
 
@@ -155,8 +155,9 @@ class LoadedTokenizer:
         ]
 
     def _add(self, tokens: Sequence[tuple[str, Mapping[str, bool]]]) -> dict[str, Any]:
-        """Adds tokens. Returns `vocabulary` (text -> id), `added`, `parts` (base64 of each id's bytes), `heads` (texts
-        that differ at a text's beginning). Raises ValueError."""
+        """Adds tokens. Returns an object: `vocabulary` is text -> id, `added` has all added tokens, `parts` has base64
+        of each id's bytes. `heads` has ids whose text differs at a text's beginning, with that text. Raises
+        ValueError."""
         from tokenizers import AddedToken
 
         self._backend.add_tokens([AddedToken(text, **flags) for text, flags in tokens])
@@ -176,7 +177,7 @@ class LoadedTokenizer:
         }
 
     def _encode(self, text: str, *, special: bool, parse: bool, most: int) -> list[int] | int:
-        """Returns ids, or a lower bound of their number beyond `most` (0: no limit)."""
+        """Returns ids, or a lower bound of their number if the bound exceeds `most`. A `most` of 0 means no limit."""
         if most and len(text) > most // 4:  # a shorter text rarely has more tokens
             count = 0
             for start in range(0, len(text), _PIECE):
@@ -230,7 +231,7 @@ class LoadedTokenizer:
         return parts, heads
 
     def _check(self, parts: Sequence[bytes | None], heads: Mapping[int, str]) -> None:
-        """Raises ValueError unless `parts` and `heads` decode like the library."""
+        """Raises ValueError unless `parts` and `heads` decode as the library does."""
         bytes_of = {part: number for number, part in enumerate(parts) if part is not None and len(part) == 1}
         runs = [[bytes_of.get(bytes([byte])) for byte in mark.encode() * 2] for mark in "aé你😀"]
         texts = [(part or b"").decode("utf-8", "ignore").encode() for part in parts]
@@ -249,7 +250,7 @@ class LoadedTokenizer:
 
 
 def _spelled_bytes(token: str) -> bytes | None:
-    """Returns the bytes that a token spells: "<0xE4>", or characters for bytes."""
+    """Returns the bytes that a token spells as "<0xE4>" or in GPT-2's alphabet, else None."""
     fallback = _FALLBACK.fullmatch(token)
     if fallback is not None:
         return bytes([int(fallback[1], 16)])

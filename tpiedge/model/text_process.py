@@ -1,7 +1,7 @@
 """Runs a model's tokenizer or chat template in a child process (`text_child.py`).
 
 A job over its limits ends its process; the next job starts another. A process killed from outside is replaced once. A
-caller waits at most `wall_s` for earlier jobs, and `wall_s` for its own.
+caller waits at most `wall_s` for earlier jobs, then at most `wall_s` for its own.
 """
 
 import json
@@ -33,7 +33,7 @@ _REPEATED: Final = (b"O", b"A")
 
 
 class JobFailed(ValueError):
-    """A job failed, or met a limit (`limited`)."""
+    """A job failed. `limited`: the job met a limit."""
 
     def __init__(self, text: str, *, limited: bool) -> None:
         super().__init__(text)
@@ -41,8 +41,8 @@ class JobFailed(ValueError):
 
 
 class TextProcess:
-    """Does one job of `text_child.py` at a time. Thread-safe. `what`: the model's part, for errors. `memory`: bytes. A
-    new process repeats the jobs O and A."""
+    """Does one job of `text_child.py` at a time. Thread-safe. `what` names the model's part in errors. `memory`: the
+    limit in bytes. A new process repeats the jobs O and A."""
 
     def __init__(self, what: str, memory: int, wall_s: float) -> None:
         self._setup = [(b"L", str(memory).encode())]
@@ -54,7 +54,7 @@ class TextProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def do(self, letter: bytes, body: bytes) -> Any:
-        """Returns the answer to a job. Blocks. Raises JobFailed, ChildLost; UserError at a limit."""
+        """Returns the answer to a job. Blocks. Raises JobFailed, ChildLost; UserError if a limit killed the process."""
         if not self._lock.acquire(timeout=self._wall_s):
             raise self._busy()
         try:

@@ -46,7 +46,7 @@ class Tokenizer:
         tokens: Sequence[AddedToken] = (),
         config: ConfigFields | None = None,
     ) -> None:
-        """`library` has opened the file. `tokens` are added. `config` may put BOS and EOS around texts."""
+        """`library` has opened the file. `tokens` join the vocabulary. `config` may put BOS and EOS around texts."""
         self._library = library
         self.special_tokens = MappingProxyType(dict(special_tokens))
         table = library.do(b"A", json.dumps(tokens).encode())
@@ -59,7 +59,7 @@ class Tokenizer:
 
     @staticmethod
     def open(folder: Path, *, here: bool = False) -> "Tokenizer":
-        """Reads `tokenizer.json` and files beside it. `here`: runs in this process. Raises UserError."""
+        """Reads `tokenizer.json` and files beside it. `here`: the tokenizer runs in this process. Raises UserError."""
         if not has_file(folder, "tokenizer.json"):
             older = ("tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
             if any(has_file(folder, name) for name in older):
@@ -98,8 +98,8 @@ class Tokenizer:
     def encode(
         self, text: str, *, add_special: bool = True, parse_special: bool = True, most: int = 0
     ) -> list[int]:
-        """Returns ids. `add_special` adds BOS and EOS. `most`: tokens (0: no limit). Raises UserError,
-        TooManyTokens."""
+        """Returns ids. `add_special` adds BOS and EOS. `most`: the greatest number of tokens (0: no limit). Raises
+        UserError, TooManyTokens."""
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
@@ -180,7 +180,7 @@ class Detokenizer:
         return text
 
     def finish(self) -> str:
-        """Returns the text held back (unfinished: U+FFFD). Call it once."""
+        """Returns the text that was held back; an unfinished character becomes U+FFFD. Call it once."""
         return self._held + self._decoder.decode(b"", final=True)
 
 
@@ -213,7 +213,7 @@ def _refusing(what: str, advice: str = "") -> Iterator[None]:
 
 
 def _wrapping(config: ConfigFields, tokenizer: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Returns ids around a text; None: as tokenizer.json says."""
+    """Returns the ids before and after a text, or None if tokenizer.json decides."""
     if config.raw("add_bos_token") is None and config.raw("add_eos_token") is None:
         return None
 
@@ -231,7 +231,7 @@ def _wrapping(config: ConfigFields, tokenizer: Tokenizer) -> tuple[tuple[int, ..
 
 class TextWriter:
     """Writes an answer's text up to the first stop string. Holds back half characters and begun stop strings. Of stop
-    strings that end together, the longest counts."""
+    strings that end at the same place, the longest counts."""
 
     def __init__(
         self,
@@ -252,7 +252,7 @@ class TextWriter:
         self.length = 0  # characters so far, with those held back
 
     def push(self, token: int) -> tuple[str, bool]:
-        """Adds a token. Returns (certain text, whether a stop string is complete)."""
+        """Adds a token. Returns (text that is now certain, whether a stop string is complete)."""
         if self._detokenizer is None:
             return "", False
         text = self._detokenizer.push(token)
@@ -260,7 +260,7 @@ class TextWriter:
         return self._before_stop(text)
 
     def finish(self) -> tuple[str, bool]:
-        """Returns (text held back, whether a stop string is complete)."""
+        """Returns (text that was held back, whether a stop string is complete)."""
         if self._detokenizer is None:
             return "", False
         text, stopped = self._before_stop(self._detokenizer.finish())

@@ -41,7 +41,7 @@ def integers(flag: str, text: str, low: int, high: int) -> list[int]:
 def ask(
     cluster: LocalCluster, model: PreparedModel, prompt_tokens: int, tokens: int, *, keep: bool
 ) -> Answer:
-    """Sends a greedy request that ignores EOS. `keep`: keeps the prompt's KV."""
+    """Sends a greedy request that ignores EOS. `keep` lets later requests use the prompt's KV."""
     ids = prompt_ids(prompt_tokens, model.config.vocab_size)
     request = GenerationRequest(f"bench-{tokens}-{keep}", ids, tokens, ignore_eos=True, keep_prefix=keep)
     return collect(cluster, request, None, (), lambda _text: None)
@@ -63,7 +63,7 @@ def milliseconds(found: dict[str, float], digits: int = 1) -> str:
 
 @dataclass(frozen=True)
 class LinkSetting:
-    """One-way settings of a testbed's links. None: unchanged. Rate 0: unlimited."""
+    """Settings of each direction of a testbed's links. None leaves a setting as it is. The rate 0 means no limit."""
 
     latency_s: float | None = None
     bytes_per_s: float | None = None
@@ -74,7 +74,7 @@ class LinkSetting:
         return ", ".join(filter(None, (latency, rate)))
 
     def over(self, testbed: RunningTestbed | None) -> tuple[float | None, float | None]:
-        """Returns (latency, rate) between the first two devices. Rate None: unknown or unlimited."""
+        """Returns (latency, rate) between the first two devices. A rate of None is unknown or unlimited."""
         latency_s, rate = self.latency_s, self.bytes_per_s
         if testbed is not None:
             way = testbed.expected(*testbed.devices[:2])
@@ -87,7 +87,7 @@ AS_THEY_ARE = LinkSetting()
 
 
 def link_settings(latency: str | None, rate: str | None, testbed: str | None) -> list[LinkSetting]:
-    """Returns all combinations of '0.5,1' ms and '100,none' Mbit/s. Raises UserError."""
+    """Returns all combinations of latencies like '0.5,1' (ms) and rates like '100,none' (Mbit/s). Raises UserError."""
     pairs = itertools.product(latencies(latency), rates(rate))
     found = list(dict.fromkeys(LinkSetting(*pair) for pair in pairs))
     if testbed is None and found != [AS_THEY_ARE]:
@@ -109,7 +109,7 @@ def rates(text: str | None) -> list[float | None]:
 
 
 class Dial:
-    """Changes the links of a running testbed for a block."""
+    """Changes the links of a running testbed during a `with` block."""
 
     def __init__(self, testbed: RunningTestbed) -> None:
         self._testbed = testbed
@@ -118,7 +118,7 @@ class Dial:
 
     @contextlib.contextmanager
     def turned(self, setting: LinkSetting) -> Iterator[None]:
-        """Applies `setting` for the block. Raises UserError, ResourceError."""
+        """Applies `setting` during the block. Raises UserError, ResourceError."""
         if setting == AS_THEY_ARE:
             yield
             return
@@ -144,7 +144,7 @@ class Dial:
 
 
 def check_devices(name: str, nodes: int) -> None:
-    """Raises UserError unless the testbed has at least 2 and `nodes` devices."""
+    """Raises UserError if the testbed has fewer than two devices or fewer than `nodes`."""
     devices = len(describe(name).devices)
     if devices < max(2, nodes):
         raise UserError(f"the testbed {name} has {counted(devices, 'device')}: {max(2, nodes)} are needed")

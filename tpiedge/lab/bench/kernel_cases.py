@@ -48,8 +48,8 @@ Run = Callable[[Linear, int], object]
 
 @dataclass(frozen=True)
 class Case:
-    """A kernel for one number of tokens. `nbytes`: bytes that must move. `operations`: multiplications and additions.
-    `streams`: bytes come from memory."""
+    """A kernel with its operands, for one number of tokens. `nbytes`: the bytes that a call must move. `operations`:
+    its multiplications and additions. `streams`: whether the bytes come from memory, not from a cache."""
 
     kernel: str
     shape: str
@@ -76,7 +76,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Rotation:
-    """Copies of operands, used in turn. `nbytes`: the least size of all copies."""
+    """A rotation of copies of operands: calls use the copies in turn. `nbytes`: the least size of all copies."""
 
     nbytes: int  # more than a cache holds
 
@@ -186,7 +186,7 @@ def cases_of(
     tokens: Sequence[int],
     rotation: Rotation,
 ) -> Iterator[Callable[[], list[Case]]]:
-    """Yields functions that make cases with shared operands."""
+    """Yields functions; each makes cases that share operands."""
     for (hidden, columns), precision, kernel in itertools.product(shapes, precisions, kernels):
         # Elementwise kernels are f32 only, like activations.
         if kernel in (*_OF_WEIGHTS, "attention") or precision == precisions[0]:

@@ -42,7 +42,7 @@ class Budget:
         return max(need.total_bytes for need in self.plan.needs)
 
     def held(self, model: PreparedModel) -> list[tuple[Sweep, Placement]]:
-        """Returns each node's sweep and weights' placement."""
+        """Returns the sweep of each node and the placement of its weights."""
         sweeps = [Sweep.of(model.pack, share, rank == 0) for rank, share in enumerate(self.plan.shares)]
         pairs = zip(sweeps, self.plan.needs, strict=True)
         return [(sweep, placed(need.weights, sweep)) for sweep, need in pairs]
@@ -52,19 +52,19 @@ class Budget:
 
 
 def budgets(text: str, model: PreparedModel, layout: Layout, capacity: int) -> list[Budget]:
-    """Returns the settings of `text`, smallest first. Raises UserError, OutOfMemory."""
+    """Returns the settings that `text` names, smallest first. Raises UserError, OutOfMemory."""
     names = dict.fromkeys(item.strip().lower() for item in text.split(","))
     found = [_budget(name, model, layout, capacity) for name in names]
     return sorted(found, key=lambda budget: budget.nbytes)
 
 
 def whole(model: PreparedModel, layout: Layout, capacity: int) -> Budget:
-    """Plans with all weights in memory. Raises OutOfMemory."""
+    """Plans a setting that holds all weights in memory. Raises OutOfMemory."""
     return _planned("all", model, replace(layout, keeping=Keeping(pin="all")), capacity)
 
 
 def smallest_budget(model: PreparedModel, layout: Layout, capacity: int) -> int:
-    """Returns the least working bytes per node, a multiple of 1 MiB."""
+    """Returns the fewest bytes per node for a working plan, a multiple of 1 MiB."""
 
     def works(nbytes: int) -> bool:
         try:
@@ -77,7 +77,7 @@ def smallest_budget(model: PreparedModel, layout: Layout, capacity: int) -> int:
 
 
 def least(works: Callable[[int], bool], enough: int) -> int:
-    """Returns the least working bytes, in whole MiB. `works` must be monotonic."""
+    """Returns the fewest bytes, in whole MiB, for which `works` is true. `works` must be monotonic."""
     low, high = 0, -(-enough // MIB)
     while high - low > 1:
         middle = (low + high) // 2
@@ -178,14 +178,14 @@ class Sample:
 
     @property
     def streamed_bytes(self) -> float:
-        """Bytes per token, of all nodes together."""
+        """The bytes that all nodes together read per token."""
         return sum(node["streamed_bytes"] for node in self.nodes)
 
 
 def measure(
     model: PreparedModel, budget: Budget, prompt_tokens: int, tokens: int, places: tuple[Place, ...] = ()
 ) -> Sample:
-    """Decodes `tokens` tokens, one per step, in a fresh, warm cluster."""
+    """Starts a cluster, warms it up, and decodes `tokens` tokens, one per step."""
     capacity = prompt_tokens + tokens
     with launch(model, budget.layout, budget.plan, capacity, places=places) as cluster:
         ask(cluster, model, prompt_tokens, min(tokens, 3), keep=False)
@@ -204,7 +204,7 @@ def _node(before: Stats, after: Stats, steps: int) -> NodeSample:
 
 
 def measure_in_group(model: PreparedModel, budget: Budget, prompt_tokens: int, tokens: int) -> "SettingRun":
-    """Measures in a control group limited to all nodes' budgets. Returns failures."""
+    """Measures in a control group, limited to the sum of all nodes' budgets. The result has a sample or a failure."""
     limit_bytes, sample, failure = budget.nbytes * budget.layout.nodes, None, ""
     with memory_group(limit_bytes) as group:
         place = Place(prefix=("sh", "-c", ENTER, str(group.members_file)))
@@ -225,7 +225,7 @@ class GroupPeak:
 
 @dataclass(frozen=True)
 class SettingRun:
-    """A setting's sample or failure. `disk`: bytes per second before and after the run."""
+    """A setting's sample or failure. `disk`: the disk's bytes per second before and after the run."""
 
     sample: Sample | None
     failure: str = ""
@@ -239,7 +239,7 @@ class SettingRun:
 
 
 def report(found: Sequence[Budget], runs: Mapping[str, Sequence[SettingRun]]) -> dict[str, Any]:
-    """Returns the record's measured part. `runs` may hold another setting to compare."""
+    """Returns the measured part of the record. `runs` may have a further setting, for comparison."""
     compute_s, source = _compute(runs)
     settings = {budget.name: _setting(budget, runs[budget.name], compute_s) for budget in found}
     return {
@@ -252,7 +252,7 @@ def report(found: Sequence[Budget], runs: Mapping[str, Sequence[SettingRun]]) ->
 
 
 def _compute(runs: Mapping[str, Sequence[SettingRun]]) -> tuple[float | None, str]:
-    """Returns (seconds per token without waits for weights, source)."""
+    """Returns (seconds per token without waits for weights, the source of that number)."""
     settings = [[run.sample for run in of_setting if run.sample is not None] for of_setting in runs.values()]
     samples = [sample for of_setting in settings for sample in of_setting]
     if not samples:

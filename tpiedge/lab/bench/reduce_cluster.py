@@ -74,7 +74,7 @@ def _serve(endpoint: Endpoint, rank: int, size: int, reached: Collection[int]) -
 
 
 def confirm(group: Communicator, step: int, moment: int) -> None:
-    """Makes rank 0 wait for all ranks before and after a survey."""
+    """Makes rank 0 wait for all ranks; the ranks call it before and after a survey."""
     # Probes and parts of a step must not meet.
     for rank in range(1, group.size) if group.rank == 0 else (group.rank,):
         group.send_up(torch.zeros(1, 1), rank, Tag(step, moment, 0))
@@ -92,7 +92,7 @@ _WARM_UP = 20
 
 
 class ReduceCluster:
-    """Processes that all-reduce, at least two. This process is rank 0; its thread must be at `places[0]`."""
+    """Two or more processes that all-reduce. This process is rank 0; its thread must be at `places[0]`."""
 
     def __init__(self, nodes: int, places: Sequence[Place] = ()) -> None:
         self.size = nodes
@@ -121,7 +121,7 @@ class ReduceCluster:
     def measure(
         self, collective: CollectiveName, payload_bytes: int, rounds: int, wire: WirePrecision = "f32"
     ) -> list[float]:
-        """Returns seconds of each all-reduce of `payload_bytes` of f32. Raises PeerLost."""
+        """Returns the seconds that each all-reduce of `payload_bytes` of f32 took. Raises PeerLost."""
         self._step += 1
         elements = payload_bytes // 4
         plan = StepPlan(

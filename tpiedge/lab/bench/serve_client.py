@@ -34,7 +34,8 @@ class _Unreadable(Exception):
 def read_answer(
     sent_s: float, pieces: Sequence[Arrival], ended_s: float, prompt_tokens: int, failure: str = ""
 ) -> TimedAnswer:
-    """Parses a `/v1/completions` stream. `failure`: the client's own. The server's count overrides `prompt_tokens`."""
+    """Parses a `/v1/completions` stream. `failure`: the client's own error. The server's count replaces
+    `prompt_tokens`."""
     arrivals: list[float] = []
     done, tokens = False, 0
     try:
@@ -74,7 +75,7 @@ def _value(payload: bytes) -> object:
 
 
 def _events(pieces: Sequence[Arrival]) -> Iterator[Arrival]:
-    """Yields (time of the whole line, data) of each event."""
+    """Yields each event as (the time when its line was whole, its data)."""
     status, rest = 0, b""
     for time_s, event in _parsed(pieces):
         if isinstance(event, h11.Response):
@@ -143,7 +144,7 @@ class ServerAddress:
         return common | ({"Authorization": f"Bearer {self.key}"} if self.key else {})
 
     def get(self, path: str) -> tuple[int, dict[str, object]]:
-        """Returns (HTTP status, JSON object). Raises PeerError without a readable answer."""
+        """Returns (HTTP status, JSON object). Raises PeerError if no readable answer comes."""
         connection = http.client.HTTPConnection(self.host, self.port, timeout=30.0)
         try:
             connection.request("GET", path, headers=self.headers)
@@ -219,7 +220,7 @@ class StreamedRequest:
 
 
 class Streams:
-    """Requests under way to one server. A context manager, for one thread."""
+    """Running requests to one server. A context manager, for one thread."""
 
     def __init__(self, server: MeasuredServer, clock: Clock) -> None:
         self.server = server
@@ -239,7 +240,7 @@ class Streams:
         return len(self._selector.get_map())
 
     def start(self, prompt: ServePrompt, tokens: int) -> StreamedRequest:
-        """Sends a request. If the server is unreachable, the request has ended."""
+        """Sends a request. If the server is unreachable, the returned request has already ended."""
         request = self.server.request(prompt, tokens)
         address = self.server.address
         exchange = StreamedRequest(self.clock.now(), len(prompt) if isinstance(prompt, tuple) else 0)
@@ -270,7 +271,7 @@ class Streams:
                 self._end(exchange, key.fileobj)  # type: ignore[arg-type]
 
     def _read(self, exchange: StreamedRequest, connection: socket.socket) -> bool:
-        """Returns whether the answer has ended."""
+        """Reads what has arrived. Returns whether the answer has ended."""
         try:
             data = connection.recv(65536)
         except BlockingIOError:

@@ -1,4 +1,4 @@
-"""Starts `tpiedge master` and `tpiedge worker` with temporary state, here or on a testbed."""
+"""Starts `tpiedge master` and `tpiedge worker` with temporary state, locally or on a testbed."""
 
 import random
 import signal
@@ -46,7 +46,7 @@ main()
 
 @dataclass(frozen=True)
 class ClusterWish:
-    """Options of master and workers. A process without a place runs here."""
+    """Options of the master and the workers. A process without a place runs on this computer itself."""
 
     options: tuple[str, ...]
     workers: int
@@ -87,7 +87,7 @@ class RunningProcess:
         self._log = log
 
     def check(self) -> None:
-        """Raises PeerError with the log's last line if the process ended."""
+        """Raises PeerError if the process has ended. The error tells the last line of its log."""
         status = self._process.poll()
         if status is not None:
             raise PeerError(f"{self._name} ended with status {status}: {self.last_words()}")
@@ -100,7 +100,7 @@ class RunningProcess:
 
 @contextmanager
 def running_process(name: str, command: Sequence[str]) -> Iterator[RunningProcess]:
-    """Runs a process during the block, with open standard input. Raises ResourceError."""
+    """Runs a process during the block and keeps its standard input open. Raises ResourceError."""
     with tempfile.TemporaryFile() as log:
         try:
             process = subprocess.Popen(

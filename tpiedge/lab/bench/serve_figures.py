@@ -51,7 +51,7 @@ class RoundFigures:
 
     @staticmethod
     def of(answers: Sequence[TimedAnswer], clients: int | None) -> "RoundFigures":
-        """Sums up `answers` (at least one). `clients` None: the number varies."""
+        """Sums up `answers` (at least one). With `clients` None, the number of clients varies."""
         whole = [answer for answer in answers if not answer.error]
         failed = [answer.error for answer in answers if answer.error]
         seconds = max(answer.ended_s for answer in answers) - min(answer.sent_s for answer in answers)
@@ -71,8 +71,8 @@ class RoundFigures:
 
 @dataclass(frozen=True, slots=True)
 class LongPromptFigures:
-    """A long prompt beside answers. `normal_s`: gaps between tokens before the prompt. `beside_s`: gaps during the
-    prompt."""
+    """Figures of answers beside a long prompt. `normal_s`: gaps between tokens before the prompt was sent. `beside_s`:
+    gaps until the prompt's first token."""
 
     normal_s: Distribution
     beside_s: Distribution
@@ -89,7 +89,7 @@ class LongPromptFigures:
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """Returns a percentile: the nearest rank. `values` must not be empty."""
+    """Returns a percentile by the nearest-rank method. `values` must not be empty."""
     rank = math.ceil(percent / 100 * len(values))
     return sorted(values)[max(0, rank - 1)]
 
@@ -104,7 +104,7 @@ def distribution(values: Sequence[float]) -> Distribution | None:
 
 
 def gaps_within(answers: Sequence[TimedAnswer], start_s: float, end_s: float) -> list[float]:
-    """Returns the gaps between tokens that overlap [start_s, end_s]."""
+    """Returns those gaps between tokens that overlap [start_s, end_s]."""
     return [
         later - earlier
         for answer in answers
@@ -138,7 +138,7 @@ def _times_of(count: int, intervals: Sequence[tuple[float, float]]) -> list[tupl
 
 
 def spreads(found: Sequence[Distribution | None]) -> dict[str, dict[str, float]] | None:
-    """Returns the spread of each percentile."""
+    """Returns the spread of each percentile over the distributions in `found`."""
     known = [one for one in found if one is not None]
     return {name: spread([one[name] for one in known]) for name in (*PERCENTILES, "max")} if known else None
 
@@ -146,6 +146,6 @@ def spreads(found: Sequence[Distribution | None]) -> dict[str, dict[str, float]]
 def spread_of(
     repeats: Sequence[_Repeat], figure: Callable[[_Repeat], float | None]
 ) -> dict[str, float] | None:
-    """Returns the spread over the repeats with the figure."""
+    """Returns the spread of `figure` over the repeats that have this figure."""
     known = [value for value in map(figure, repeats) if value is not None]
     return spread(known) if known else None

@@ -26,7 +26,7 @@ from tpiedge.lab.bench.serve_figures import (
 
 @dataclass
 class RandomPrompts:
-    """Prompts of random token ids below `vocabulary`. All share `shared` first tokens."""
+    """Prompts of random token ids below `vocabulary`. The prompts of `of` begin with the same `shared` tokens."""
 
     vocabulary: int
     shared: int
@@ -52,7 +52,7 @@ def arrivals(rate: float, seed: int) -> Iterator[float]:
 
 
 def parse_prompts(text: str, name: str) -> list[ServePrompt]:
-    """Reads a prompt per line: JSON or plain text. Raises UserError."""
+    """Reads a prompt from each line; a line is JSON or plain text. Raises UserError."""
     found = [_prompt(line) for line in text.splitlines() if line.strip()]
     if not found:
         raise UserError(f"{name} has no prompts: write one per line")
@@ -83,7 +83,7 @@ OTHERS = 3
 def by_clients(
     streams: Streams, prompts: Sequence[ServePrompt], tokens: int, clients: int
 ) -> list[TimedAnswer]:
-    """Runs a closed loop: each client waits for its answer."""
+    """Runs a closed loop: each client waits for its answer before its next request."""
     left, free = iter(prompts), clients
     found: list[StreamedRequest] = []
     while free or streams.running:
@@ -111,7 +111,7 @@ def at_random(
 
 
 def ask_alone(streams: Streams, prompt: ServePrompt) -> float:
-    """Returns the prompt's tokens per second until the first token. Raises PeerError."""
+    """Sends one prompt. Returns its tokens per second until the first token of the answer. Raises PeerError."""
     (answer,) = by_clients(streams, [prompt], 1, 1)
     return _prompt_rate(answer)
 
@@ -124,8 +124,8 @@ def _prompt_rate(answer: TimedAnswer) -> float:
 
 @dataclass(frozen=True)
 class LongPrompt:
-    """`prompt` and `alone` are equally long. OTHERS answers run at a time. `prompt` is sent when each first answer has
-    `settled_tokens` tokens."""
+    """A long prompt and OTHERS answers that run beside it. `prompt` and `alone` have the same length. `prompt` is sent
+    when each of the first answers has `settled_tokens` tokens."""
 
     prompt: ServePrompt
     alone: ServePrompt
@@ -151,7 +151,7 @@ def measure_long_prompt(streams: Streams, wanted: LongPrompt) -> LongPromptFigur
 def _answering(
     streams: Streams, beside: list[StreamedRequest], wanted: LongPrompt, done: Callable[[], bool]
 ) -> None:
-    """Keeps the number of running answers until `done`. Raises PeerError."""
+    """Starts another answer whenever one of `beside` ends, until `done`. Raises PeerError."""
     while not done():
         for ended in streams.wait():
             if ended not in beside:
@@ -195,7 +195,7 @@ class ServeLoad:
 
 @dataclass(frozen=True)
 class ServeWish:
-    """A measurement. `prompts` replace random prompts. `shared`: first tokens that random prompts share."""
+    """A measurement. `prompts` replace random prompts. `shared`: how many first tokens all random prompts share."""
 
     loads: tuple[ServeLoad, ...]
     requests: int | None
@@ -278,7 +278,7 @@ class _Measuring:
             raise PeerError(f"the server does not answer: {answer.error}")
 
     def measure(self, found: _Repeats, repeat: int) -> None:
-        """Adds a repeat to `found`. Raises PeerError without answers."""
+        """Adds a repeat to `found`. Raises PeerError if no request is answered."""
         self._say(f"repeat {repeat + 1} of {self._wish.repeats}")
         found.alone.append(ask_alone(self._streams, self._random.unlike(self._alone_tokens)))
         for load in self._wish.loads:

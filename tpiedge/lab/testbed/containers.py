@@ -63,7 +63,7 @@ class Containers:
         return Topology(parse_description(text, f"the testbed {self.name}"))
 
     def topology_now(self, state: Mapping[str, Any]) -> Topology:
-        """Returns the topology with the changed links of the answer `state`."""
+        """Returns the topology with the changed links. `state`: the agent's answer, which has these links."""
         topology = self.topology
         for member, (up, down) in state["links"].items():
             topology = topology.with_links(member, Link(**up), Link(**down))
@@ -76,11 +76,11 @@ class Containers:
 
     @property
     def pids(self) -> dict[str, int]:
-        """First processes of running devices, on the engine's computer."""
+        """The id of each running device's first process, on the engine's computer."""
         return {name: device.pid for name, device in self.devices.items() if device.running}
 
     def require(self, device: str) -> Container:
-        """Raises ResourceError unless the device is connected."""
+        """Returns the device's container. Raises ResourceError unless the device is connected."""
         if not self.connected(device):
             raise ResourceError(f"the container of {device} has ended: tpiedge testbed down {self.name}")
         return self.devices[device]
@@ -99,7 +99,7 @@ class DockerTestbeds:
         return sorted({container.labels[LABEL] for container in self._engine.found(LABEL)})
 
     def up(self, scenario: Scenario, say: Say) -> None:
-        """Brings a testbed up; a failed start leaves nothing. Raises UserError, ResourceError."""
+        """Brings a testbed up; a failed start leaves nothing behind. Raises UserError, ResourceError."""
         name, description, engine = scenario.name, scenario.description, self._engine
         self._clear(name, say)
         engine.require_image(self._image)
@@ -114,7 +114,7 @@ class DockerTestbeds:
             raise
 
     def down(self, name: str) -> bool:
-        """Removes all containers. Returns whether there were any."""
+        """Removes all containers of a testbed. Returns whether it had any containers."""
         found = self._engine.found(f"{LABEL}={name}")
         # The switch goes last: it says what the testbed is.
         for container in sorted(found, key=lambda one: one.labels.get(MEMBER) == SWITCH):
@@ -122,7 +122,7 @@ class DockerTestbeds:
         return bool(found)
 
     def status(self, name: str) -> dict[str, Any] | None:
-        """Returns a record like `status_of`'s, with docker's keys."""
+        """Returns a record like that of `running.status_of`, with the keys for docker."""
         found = self.find(name)
         return None if found is None else _status(self._engine, found)
 
@@ -137,7 +137,7 @@ class DockerTestbeds:
         ask(self._engine, found, {"do": "set", "links": changes, "remember": remember})
 
     def attach(self, name: str) -> "AttachedContainers":
-        """Raises UserError unless the testbed is up."""
+        """Returns the running testbed. Raises UserError unless the testbed is up."""
         return AttachedContainers(self._engine, self._running(name))
 
     def find(self, name: str) -> Containers | None:
@@ -189,7 +189,7 @@ class DockerTestbeds:
 
 
 def in_containers(name: str) -> bool:
-    """Whether a testbed of containers has this name; False without an engine."""
+    """Whether a testbed of containers has this name. Without an engine, the answer is False."""
     try:
         return name in DockerTestbeds(ContainerEngine(2.0), "").names()
     except TpiedgeError:
@@ -213,7 +213,7 @@ class AttachedContainers:
         return self._topology.expected(source, target)
 
     def measure(self, source: str, target: str) -> Measured:
-        """Measures a pair in the switch's container. Raises ResourceError."""
+        """Measures the path between two devices in the switch's container. Raises ResourceError."""
         found, addresses = self._found, self._topology.addresses
         devices = [
             {"name": name, "address": addresses[name], "pid": found.require(name).pid}
@@ -230,7 +230,7 @@ class AttachedContainers:
 
 
 def ask(engine: ContainerEngine, found: Containers, request: Mapping[str, object]) -> dict[str, Any]:
-    """Runs container_agent.py. Raises the agent's UserError or ResourceError."""
+    """Runs container_agent.py and returns its answer. Raises the agent's UserError or ResourceError."""
     if found.switch is None or not found.switch.running:
         raise ResourceError(
             f"the switch of the testbed {found.name} has ended: tpiedge testbed down {found.name}"

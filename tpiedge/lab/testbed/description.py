@@ -21,7 +21,8 @@ _FOLDERS = tuple(Path(__file__).parents[up] / "configs" / "testbeds" for up in (
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One direction. Up to `jitter_s` is added to `latency_s`. `loss`: a fraction. `bytes_per_s` None: no limit."""
+    """One direction. Up to `jitter_s` is added to `latency_s`. `loss`: a fraction. `bytes_per_s`: None means no
+    limit."""
 
     latency_s: float = 0.0
     jitter_s: float = 0.0
@@ -41,7 +42,7 @@ class Router:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """`swap_bytes` come on top of `memory_bytes`."""
+    """A leaf of the tree. `swap_bytes` come on top of `memory_bytes`."""
 
     name: str
     uplink: str
@@ -166,7 +167,7 @@ def format_part(part: float) -> str:
 
 
 def parse_description(text: str, source: str) -> Description:
-    """Raises UserError that names `source`, table and key."""
+    """Parses a testbed's TOML. Raises a UserError that names `source`, table and key."""
     try:
         return _description(tomllib.loads(text))
     except UserError as error:
@@ -211,7 +212,7 @@ def _description(content: Mapping[str, Any]) -> Description:
 
 
 def _tables(content: Mapping[str, Any], kind: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yields (name for messages, table)."""
+    """Yields each table of `kind`, as (its name for messages, table)."""
     tables = content.get(kind, [])
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         raise UserError(f"{kind} must be tables: [[{kind}]]")

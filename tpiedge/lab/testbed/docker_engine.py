@@ -42,7 +42,7 @@ _PYTHON = ("python", "-P", "-m")
 
 @dataclass(frozen=True)
 class ContainerSpec:
-    """`flags`: of `docker create`, for limits and rights."""
+    """A container to be made. `flags`: flags of `docker create` for limits and rights."""
 
     name: str
     hostname: str
@@ -64,17 +64,17 @@ class Maker:
 
     @property
     def alive(self) -> bool:
-        """Whether the process lives; False on another computer."""
+        """Whether the process lives. On another computer, the answer is False."""
         return self.node == platform.node() and self.process.alive
 
 
 def container_name(testbed: str, member: str) -> str:
-    """Joins names, which have no dots."""
+    """Joins both names, which have no dots."""
     return f"tpiedge.{testbed}.{member}"
 
 
 def device_spec(testbed: str, device: Device, processors: int) -> ContainerSpec:
-    """Describes a device's container. Leaves out CPU limits of `processors` or more."""
+    """Describes a device's container. Leaves out a CPU limit of at least `processors`."""
     flags = ["--init"]
     if device.cpus is not None and device.cpus < processors:
         quota, period = cpu_quota_us(device.cpus)
@@ -121,8 +121,8 @@ def agent_command(request: Mapping[str, object]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Container:
-    """`status`: docker's word, like "running". `pid`: the first process, or 0. `started`: orders containers by last
-    start."""
+    """`status`: docker's word, like "running". `pid`: the first process, or 0. `started`: the time of the last start,
+    for comparisons."""
 
     id: str
     labels: Mapping[str, str]
@@ -137,7 +137,7 @@ class Container:
 
 
 class ContainerEngine:
-    """The engine of docker's settings. The constructor raises UserError; methods raise ResourceError."""
+    """The docker engine that docker's settings name. The constructor raises UserError; methods raise ResourceError."""
 
     def __init__(self, timeout_s: float = 60.0) -> None:
         self._timeout_s = timeout_s
@@ -197,7 +197,7 @@ class ContainerEngine:
         return started
 
     def status(self, container: str) -> str:
-        """Returns docker's word for the status; "" if gone."""
+        """Returns docker's word for the status, or "" if the container is gone."""
         found = self._inspected(container)
         return found.status if found is not None else ""
 

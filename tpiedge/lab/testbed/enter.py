@@ -1,7 +1,7 @@
 """Becomes a command inside a device: `python -I -S enter.py NAMESPACE [MEMBERS...] -- COMMAND...`.
 
-NAMESPACE is a network namespace's file. MEMBERS are control groups' files for process ids. The process keeps its id,
-signals and standard input. This file imports only the standard library, to start fast.
+NAMESPACE is a network namespace's file. MEMBERS are the files of control groups that take process ids. The process
+keeps its id, signals and standard input. This file imports only the standard library, to start fast.
 """
 
 import ctypes
@@ -15,7 +15,7 @@ _NOT_FOUND = 127
 
 
 def main(arguments: list[str]) -> int:
-    """Returns only after a failure, with a status."""
+    """Becomes the command. Returns a status only after a failure."""
     border = arguments.index("--")
     (namespace, *groups), command = arguments[:border], arguments[border + 1 :]
     try:

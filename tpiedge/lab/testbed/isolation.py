@@ -139,7 +139,7 @@ def _signal(pids: set[int], number: signal.Signals) -> None:
 
 @dataclass(frozen=True)
 class GroupUse:
-    """A group's memory use. None: not counted."""
+    """A group's memory use. None means that the system does not count it."""
 
     used_bytes: int | None
     peak_bytes: int | None
@@ -193,14 +193,14 @@ class Controllers:
             MemoryGroup(self.memory / name, self.memory_version).limit(nbytes, swap_bytes)
 
     def use(self, name: str) -> GroupUse:
-        """Returns memory use; unknown if there is no group."""
+        """Returns the group's memory use. Its sizes are None if the group does not exist."""
         if self.memory is not None:
             with contextlib.suppress(OSError):
                 return _use(MemoryGroup(self.memory / name, self.memory_version))
         return GroupUse(None, None, None, 0)
 
     def members(self, name: str) -> set[int]:
-        """Returns processes of the group and subgroups."""
+        """Returns the processes of the group and its subgroups."""
         groups = (group for folder in self.folders(name) for group in _tree(folder))
         return {pid for group in groups for pid in _pids_of(group)}
 
@@ -209,7 +209,7 @@ class Controllers:
         return {folder.name for top in tops for folder in top.glob(f"{prefix}*") if folder.is_dir()}
 
     def remove(self, name: str) -> None:
-        """Moves this process out, kills the others, removes the group. Raises ResourceError."""
+        """Moves this process out, kills the other members, and removes the group. Raises ResourceError."""
         for folder in self.folders(name):
             _remove_group(folder)
 

@@ -34,7 +34,7 @@ class End:
 
 @dataclass(frozen=True)
 class Measured:
-    """Results for a pair. `rtt_s`: a median. `bytes_per_s`: payload that arrived."""
+    """Results for a pair. `rtt_s`: the median round trip. `bytes_per_s`: the payload that arrived per second."""
 
     source: str
     target: str
@@ -45,7 +45,7 @@ class Measured:
 
 
 def measure_pair(source: End, target: End, more_s: float = 0.0) -> Measured:
-    """Measures for 3 s. A wait may take `more_s` longer. Raises ResourceError."""
+    """Measures a pair for 3 s. Each wait may take `more_s` longer. Raises ResourceError."""
     count = _RTTS if not more_s else max(5, min(_RTTS, int(4.0 / more_s)))
     times, lost = rtts_s(source, target, count, more_s)
     rate, ping = _payload_per_s(source, target, more_s), ping_rtt_s(source, target)
@@ -53,12 +53,12 @@ def measure_pair(source: End, target: End, more_s: float = 0.0) -> Measured:
 
 
 def expected_rtt_s(there: Expected, back: Expected) -> float:
-    """Returns the mean round trip, with half of the jitter."""
+    """Returns the mean round trip, which has half of the jitter."""
     return there.latency_s + back.latency_s + (there.jitter_s + back.jitter_s) / 2
 
 
 def longest_rtt_s(there: Expected, back: Expected) -> float:
-    """Returns the round trip with all jitter, but empty queues."""
+    """Returns the longest round trip through empty queues, which has all of the jitter."""
     return there.latency_s + back.latency_s + there.jitter_s + back.jitter_s
 
 
@@ -68,7 +68,7 @@ def expected_payload(expected: Expected) -> float | None:
 
 
 def rtts_s(source: End, target: End, count: int = _RTTS, more_s: float = 0.0) -> tuple[list[float], int]:
-    """Returns (round trips, number of lost datagrams). Raises ResourceError without round trips."""
+    """Returns (round trips, number of lost datagrams). Raises ResourceError if no datagram comes back."""
     with (
         _socket(source, socket.SOCK_DGRAM, 1.0 + more_s) as here,
         _socket(target, socket.SOCK_DGRAM, 1.0 + more_s) as there,

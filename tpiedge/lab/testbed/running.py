@@ -1,4 +1,4 @@
-"""Opens a testbed of namespaces; gives its devices and status. Linux, root."""
+"""Opens a testbed of namespaces; tells its devices and status. Linux, root."""
 
 import contextlib
 import math
@@ -38,7 +38,7 @@ from tpiedge.progress import say
 
 @dataclass(frozen=True)
 class RunningDevice(End):
-    """A device of a running testbed. `enter_command`: words that run a following command on the device."""
+    """A device of a running testbed. `enter_command`: words to put before a command, so that it runs on the device."""
 
     enter_command: tuple[str, ...]
 
@@ -48,7 +48,7 @@ class RunningDevice(End):
 
 
 class RunningTestbed:
-    """A running testbed; `devices` in the description's order."""
+    """A running testbed. `devices` have the order of the description."""
 
     def __init__(self, made: TestbedState) -> None:
         self._made = made
@@ -81,7 +81,7 @@ class RunningTestbed:
         return {member.name: (member.up, member.down) for member in members if member.uplink is not None}
 
     def set_all(self, links: Mapping[str, tuple[Link, Link]]) -> None:
-        """Changes links, member -> (up, down). Raises UserError, ResourceError."""
+        """Changes the links of members to (up, down). Raises UserError, ResourceError."""
         for name, pair in links.items():
             self._made = change_link(self.name, name, partial(_both, *pair))
 
@@ -132,7 +132,7 @@ def _both(up: Link, down: Link, *_before: Link) -> tuple[Link, Link]:
 
 
 def describe(given: str) -> Description:
-    """Returns the description for `open_testbed`. Raises UserError, also without root."""
+    """Returns the description of the testbed that `open_testbed` opens. Raises UserError, for example without root."""
     require_root()
     running = _running(given, None)
     return running.topology.description if running is not None else load_scenario(given).description
@@ -146,14 +146,14 @@ def attach(name: str) -> RunningTestbed:
 
 
 def enter_command(name: str, device: str, namespace: Path) -> tuple[str, ...]:
-    """Returns words that run a following command on the device."""
+    """Returns words to put before a command, so that it runs on the device."""
     groups = [folder / "cgroup.procs" for folder in Controllers.here().folders(f"{prefix_of(name)}{device}")]
     there = [str(members) for members in groups if members.exists()]
     return (sys.executable, "-I", "-S", enter.__file__, str(namespace), *there, "--")
 
 
 def status_of(made: TestbedState) -> dict[str, Any]:
-    """Returns the record of `status`. Docker testbeds have `container` instead of `namespace`, and no `totals`."""
+    """Returns the record of `status`. For docker, it has `container` instead of `namespace`, and no `totals`."""
     topology, namespaces = made.topology, namespaces_of(made)
     switch_pids = sorted(switches(made.name))
     counted: dict[str, Any] = {"links": {}, "totals": None}
@@ -187,7 +187,7 @@ def _device_status(testbed: str, device: Device, address: str, namespace: Path) 
 
 
 def _running(given: str, name: str | None) -> TestbedState | None:
-    """Returns the running testbed, if any. Raises UserError if it is unusable."""
+    """Returns the state of the running testbed, or None. Raises UserError if the testbed is unusable."""
     is_file = "/" in given or given.endswith(".toml")
     scenario = load_scenario(given, name) if is_file else None
     wanted = name or (scenario.name if scenario else given)
@@ -213,7 +213,7 @@ def timing_over(round_trip_s: float, loss: float) -> Timing:
 
 
 def emulated(given: str, nodes: int | None) -> Devices:
-    """Returns the first `nodes` devices, by default all. Raises UserError."""
+    """Returns the first `nodes` devices, or all without `nodes`. Raises UserError."""
     description = describe(given)
     devices = description.devices[:nodes]
     if nodes is not None and nodes > len(devices):

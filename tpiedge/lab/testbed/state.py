@@ -29,7 +29,7 @@ _NEEDS_LINUX = "the testbed needs Linux: elsewhere use containers (tpiedge testb
 
 @dataclass(frozen=True)
 class Owner:
-    """A process. `started` distinguishes processes of the same id."""
+    """A process. `started` distinguishes processes with the same id."""
 
     pid: int
     started: float
@@ -46,8 +46,8 @@ class Owner:
 
 @dataclass(frozen=True)
 class TestbedState:
-    """`maker` brings the testbed up. The testbed then lasts until `owner`, if any, ends. `links`: changed links, (up,
-    down)."""
+    """`maker` brings the testbed up. If the testbed has an `owner`, it lasts until that process ends. `links`: member
+    -> changed (up, down)."""
 
     name: str
     text: str
@@ -85,7 +85,7 @@ class TestbedState:
 
 
 def read_state(name: str) -> TestbedState | None:
-    """Returns the state, or None if damaged. Raises UserError without root."""
+    """Returns the state, or None if its file is missing or damaged. Raises UserError without root."""
     try:
         return msgspec.json.decode((folder_of(name) / "state.json").read_bytes(), type=TestbedState)
     except PermissionError:
@@ -115,7 +115,7 @@ def prefix_of(name: str) -> str:
 
 @contextlib.contextmanager
 def locked(limit_s: float = 60.0) -> Iterator[None]:
-    """Holds the lock of all testbeds. Raises UserError, ResourceError after `limit_s`."""
+    """Holds the lock of all testbeds during the block. Raises UserError; raises ResourceError after `limit_s`."""
     require_root()
     ROOT.mkdir(parents=True, exist_ok=True, mode=0o700)
     deadline = time.monotonic() + limit_s
@@ -139,7 +139,7 @@ def _boot() -> str:
 
 
 def _started(pid: int) -> float | None:
-    """Returns a process's start; on Linux in ticks since boot."""
+    """Returns when a process started, or None without the process. Linux counts ticks since boot."""
     if sys.platform != "linux":
         try:
             return psutil.Process(pid).create_time()

@@ -28,8 +28,8 @@ class Port:
 
 @dataclass(frozen=True, slots=True)
 class SwitchLink:
-    """One direction of a link. Up to `jitter_s` is added; packets stay in order. `loss`: a fraction. `bytes_per_s`
-    None: no limit; else at most `queue_bytes` wait."""
+    """One direction of a link. Up to `jitter_s` is added to the latency; packets stay in order. `loss`: a fraction.
+    `bytes_per_s`: None means no limit. With a limit, at most `queue_bytes` wait."""
 
     name: str
     latency_s: float
@@ -53,7 +53,7 @@ class SwitchPlan:
 
     @staticmethod
     def from_json(text: str) -> "SwitchPlan":
-        """Raises UserError unless `to_json` wrote `text`."""
+        """Parses a plan. Raises UserError unless `to_json` wrote `text`."""
         try:
             return msgspec.json.decode(text, type=SwitchPlan)
         except ValueError as error:
@@ -65,7 +65,7 @@ SwitchAnswer = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 class SwitchClient:
-    """Asks a switch, for 5 s at most. Raises UserError, ResourceError."""
+    """Asks a switch and waits at most 5 s for its answer. Raises UserError, ResourceError."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -75,7 +75,7 @@ class SwitchClient:
         return self._ask({"do": "counters"})
 
     def set_links(self, links: Mapping[str, Mapping[str, float | None]]) -> None:
-        """Changes fields of SwitchLink by link name. Blocks until in force."""
+        """Changes fields of each SwitchLink, by link name. Blocks until the changes are in force."""
         self._ask({"do": "set", "links": {name: dict(changes) for name, changes in links.items()}})
 
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -134,7 +134,7 @@ class _SwitchConnection(socketserver.StreamRequestHandler):
 
 @contextlib.contextmanager
 def listening(path: Path, answer: SwitchAnswer) -> Iterator[None]:
-    """Listens for this user. Other threads call `answer`, one request at a time. Raises UserError."""
+    """Listens for requests of this user. Other threads call `answer`, one request at a time. Raises UserError."""
     path.unlink(missing_ok=True)  # a killed switch has left it: who starts one holds the testbed's lock
     before = os.umask(0o177)
     try:

@@ -142,7 +142,7 @@ def _settings(link: SwitchLink) -> _Link:
 
 
 def _paths(plan: SwitchPlan) -> list[int]:
-    """Returns, by pair, the number of links and their indices; -1: no path."""
+    """Returns, for each pair, the number of links and their indices; -1 means no path."""
     numbers: list[int] = []
     for source in plan.ports:
         for target in plan.ports:

@@ -73,7 +73,7 @@ class Switch:
         self._stack.close()
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Raises UserError for an unknown request."""
+        """Answers a request. Raises UserError for an unknown request."""
         match request["do"]:
             case "counters":
                 return self._native.counters()
@@ -94,7 +94,7 @@ class Switch:
             os.kill(os.getpid(), signal.SIGTERM)
 
     def _allow_segmentation(self) -> None:
-        """Allows frames of up to 64 KiB where all paths are lossless."""
+        """Allows frames of up to 64 KiB to devices whose paths are all lossless."""
         links = tuple(self._links.values())
         for tap, port in zip(self._taps, self._plan.ports, strict=True):
             paths = self._plan.paths.get(port.device, {}).values()
@@ -109,7 +109,7 @@ class Switch:
 
 @contextlib.contextmanager
 def _open_port(port: Port, mac: bytes) -> Iterator[int]:
-    """Yields the nonblocking descriptor of an interface that is up. Raises UserError."""
+    """Makes an interface and yields its nonblocking descriptor. Raises UserError."""
     try:
         with inside(Path(port.namespace)):
             tap = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -38,8 +38,8 @@ _REMOVED = "removed what an earlier command left of {}"
 
 
 def up(scenario: Scenario, say: Say, owner: Owner | None = None) -> TestbedState:
-    """Brings a testbed up; a failed start leaves nothing. Removes testbeds of dead owners. Raises UserError,
-    ResourceError."""
+    """Brings a testbed up; a failed start leaves nothing behind. Also removes testbeds whose owners are dead. Raises
+    UserError, ResourceError."""
     name = scenario.name
     with locked():
         _clear_orphans(say)
@@ -57,8 +57,8 @@ def up(scenario: Scenario, say: Say, owner: Owner | None = None) -> TestbedState
 
 
 def down(name: str, owner: Owner | None = None) -> bool:
-    """Removes a testbed with its processes. With `owner`, spares other owners' testbeds. Returns whether anything was
-    removed. Raises UserError, ResourceError."""
+    """Removes a testbed with its processes. If `owner` is given, spares a testbed of another owner. Returns whether
+    anything was removed. Raises UserError, ResourceError."""
     check_name(name, "a testbed")
     with locked():
         if owner is not None and (found := read_state(name)) is not None and found.owner != owner:

@@ -14,7 +14,7 @@ from tpiedge.lab.testbed.switch import Port, SwitchLink, SwitchPlan
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """The path between two devices. Up to `jitter_s` is added to `latency_s`. `bytes_per_s` None: no limit."""
+    """The path between two devices. Up to `jitter_s` is added to `latency_s`. `bytes_per_s`: None means no limit."""
 
     latency_s: float
     jitter_s: float
@@ -40,7 +40,7 @@ class Topology:
         self.addresses = _addresses(description)
 
     def with_links(self, name: str, up: Link, down: Link) -> "Topology":
-        """Returns the topology with these links of the member `name`."""
+        """Returns a topology in which the member `name` has these links."""
         known = self.description
         routers = (replace(one, up=up, down=down) if one.name == name else one for one in known.routers)
         devices = (replace(one, up=up, down=down) if one.name == name else one for one in known.devices)
@@ -54,7 +54,7 @@ class Topology:
         return tuple(passed)
 
     def path(self, source: str, target: str) -> tuple[tuple[str, str], ...]:
-        """Returns the links in order, as (member, "up" or "down")."""
+        """Returns the links of the path in order, as (member, "up" or "down")."""
         climb, descent = self.ascent(source), self.ascent(target)
         meeting = next(name for name in climb if name in descent)
         ups = itertools.takewhile(lambda name: name != meeting, climb)
@@ -92,7 +92,7 @@ class Topology:
         )
 
     def switch_changes(self, name: str) -> dict[str, dict[str, float | None]]:
-        """Returns both directions of the member's link, as a switch's settings."""
+        """Returns settings for a switch: both directions of the member's link."""
         return {f"{name} {way}": _settings(self.link(name, way)) for way in ("up", "down")}
 
     def wired(self, name: str, testbed: str) -> Router | Device:
@@ -105,7 +105,7 @@ class Topology:
 
 
 def links_of(topology: Topology, counted: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Returns both directions of links. `counted`: by names like "laptop up"."""
+    """Returns both directions of all links. `counted`: counters by link names like "laptop up"."""
     return [
         {"member": member.name, "uplink": member.uplink, "way": way}
         | asdict(topology.link(member.name, way))

@@ -94,7 +94,7 @@ def allreduce(
 
 @contextlib.contextmanager
 def _places(name: str | None, count: int) -> Iterator[tuple[RunningTestbed | None, tuple[Place, ...]]]:
-    """Yields (testbed, places). This thread is then on the first device."""
+    """Yields (testbed, places). With a testbed, this thread is then on the first device."""
     if name is None:
         yield None, ()
         return

@@ -164,7 +164,7 @@ def memory(
 
 
 def _everything(found: Sequence[Budget], model: PreparedModel, layout: Layout, capacity: int) -> list[Budget]:
-    """Plans a setting without streaming, unless `found` has one."""
+    """Plans a setting without streaming, unless `found` already has such a setting."""
     if any(not budget.streams(model) for budget in found):
         return []
     try:

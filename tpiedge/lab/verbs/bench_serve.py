@@ -290,7 +290,7 @@ def _measure_at(address: ServerAddress, model_name: str | None, wish: ServeWish)
 def _machines(
     name: str | None, workers: int | None, links: LinkSetting
 ) -> Iterator[tuple[int, int, tuple[Place, ...]]]:
-    """Yields (workers, threads of a machine, places) in the first device's network."""
+    """Yields (workers, threads per machine, places). With a testbed, this thread is then on its first device."""
     if name is None:
         if links != AS_THEY_ARE:
             raise UserError("--latency and --link-rate vary the links of a testbed: give --testbed")

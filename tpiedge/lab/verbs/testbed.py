@@ -38,7 +38,7 @@ from tpiedge.units import format_bytes
 
 
 class NamespaceTestbeds:
-    """Testbeds of namespaces: Linux, root. Every method raises UserError, ResourceError."""
+    """Testbeds of namespaces, which need Linux and root. Every method raises UserError, ResourceError."""
 
     up = staticmethod(namespaces.up)
     down = staticmethod(namespaces.down)
@@ -70,7 +70,7 @@ def every_backend() -> tuple[Backend, ...]:
 
 
 def backend_of(name: str) -> Backend:
-    """Returns the testbed's backend, by default that of namespaces."""
+    """Returns the backend that has the testbed, or else the backend of namespaces."""
     first = NamespaceTestbeds()
     if name in first.names():
         return first
@@ -78,7 +78,7 @@ def backend_of(name: str) -> Backend:
 
 
 def require_free(name: str, chosen: Backend) -> None:
-    """Raises UserError if the other backend has this testbed."""
+    """Raises UserError if the other backend has a testbed of this name."""
     of_containers = isinstance(chosen, DockerTestbeds)
     if name in NamespaceTestbeds().names() if of_containers else in_containers(name):
         raise UserError(f"the testbed {name} is up already, another way: tpiedge testbed down {name} ends it")

@@ -1,2 +1,2 @@
-"""Reads a model in a GGUF file: `names` picks files, `file` reads the header, `config` the numbers, `tokenizer` the
-tokenizer, `model` all."""
+"""Reads a model in a GGUF file. `names` picks files, `file` reads the header. `config` translates the numbers,
+`tokenizer` the tokenizer. `model` combines all."""

@@ -75,7 +75,7 @@ def huggingface_config(header: GgufHeader) -> dict[str, object]:
 
 
 def config_files(header: GgufHeader) -> dict[str, bytes]:
-    """Makes config.json, and files of sampling and pooling. Raises UserError."""
+    """Makes config.json, and the files for sampling and pooling. Raises UserError."""
     found: dict[str, Mapping[str, object]] = {"config.json": huggingface_config(header)}
     sampling = {name: header.fields.raw(key) for name, key in _SAMPLING.items()}
     if said := {name: value for name, value in sampling.items() if value is not None}:
@@ -148,7 +148,7 @@ def _linear_factor(keys: ConfigFields, name: str) -> float:
 
 
 def _llama3(header: GgufHeader, theta: float, head_dim: int) -> dict[str, object]:
-    """Returns the RoPE parameters that give the file's divisors of frequencies."""
+    """Returns the RoPE parameters that lead to the file's divisors of frequencies."""
     keys, tensor = header.fields, header.tensors.get(FREQUENCIES)
     if tensor is None:
         return {"rope_type": "default"}
@@ -186,7 +186,7 @@ _NORMAL = 1
 
 
 def named_id(header: GgufHeader, name: str, rows: int) -> int | None:
-    """Returns the file's id of token `name`, or SentencePiece's usual id."""
+    """Returns the id that the file gives token `name`, or SentencePiece's usual id."""
     value = header.fields.raw(f"tokenizer.ggml.{name}_token_id")
     if isinstance(value, int) and 0 <= value < rows:
         return value

@@ -49,7 +49,7 @@ _TYPES = {
 
 @dataclass(frozen=True)
 class GgufHeader:
-    """`fields` has numpy arrays or lists of texts. `digest` changes with header, size or time."""
+    """`fields`: the keys; arrays are numpy arrays or lists of texts. `digest` changes with header, size or time."""
 
     path: Path
     fields: ConfigFields
@@ -58,7 +58,7 @@ class GgufHeader:
 
 
 def read_gguf_header(path: Path) -> GgufHeader:
-    """Reads and checks the header, of all parts if `path` is the first of several. Raises UserError."""
+    """Reads and checks the header. If `path` is the first of several parts, reads all headers. Raises UserError."""
     first = _read_header(path)
     count = first.fields.integer("split.count", 0, _MAX_PARTS, 1)
     if count < 2:

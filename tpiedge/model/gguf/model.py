@@ -56,7 +56,8 @@ class GgufModel:
         return stem_of(self.path.name)
 
     def text(self) -> tuple[dict[str, bytes], str | None]:
-        """Returns (files but weights, why the tokenizer is missing). May take half a second. Raises UserError."""
+        """Returns (all files except weights, why the tokenizer is missing or None). Takes up to 0.5 s. Raises
+        UserError."""
         files, notice = text_files(self.header, self.config.vocab_size)
         return config_files(self.header) | files, notice
 

@@ -20,7 +20,7 @@ def stem_of(name: str) -> str:
 
 
 def parts_of(name: str, count: int) -> list[str]:
-    """Returns the names of all parts of the split file whose first part is `name`; none if it is called otherwise."""
+    """Returns the names of all parts of a split file. Returns [] unless `name` is the first part."""
     match = _PART.fullmatch(name)
     if match is None or (int(match[2]), int(match[3])) != (1, count):
         return []
@@ -39,7 +39,7 @@ def projectors(names: Iterable[str]) -> list[str]:
 
 
 def models_in(names: Iterable[str]) -> dict[str, list[str]]:
-    """Returns stem -> the model's files, in order. A whole file counts before parts; incomplete models are left out."""
+    """Returns stem -> the model's files, in order. A whole file replaces parts; incomplete models are left out."""
     known = {name for name in names if _is_gguf(name) and _PROJECTOR not in name.lower()}
     found: dict[str, list[str]] = {}
     for name in sorted(known):  # parts before the whole file, which replaces them
@@ -51,8 +51,8 @@ def models_in(names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def chosen_gguf(repo: str, tag: str, sizes: Mapping[str, int]) -> list[str]:
-    """Returns the files that `tag` means, a quantisation or a file's name without its ending. `sizes` has the bytes of
-    all files of `repo`. Raises UserError that lists what there is."""
+    """Returns the files that `tag` means: a quantisation, or a file's name without its ending. `sizes`: the bytes of
+    all files of `repo`. Raises a UserError that lists the readable models."""
     models = models_in(sizes)
     if not models:
         raise UserError(f"{repo} has no GGUF files: tpiedge pull {repo} takes a checkpoint")
@@ -86,7 +86,7 @@ def _called(models: Mapping[str, list[str]], tag: str) -> list[str]:
 
 
 def _is_readable(quant: str) -> bool:
-    """Whether tpiedge reads files with this tag; files without a tag may be readable."""
+    """Whether tpiedge reads files with this tag. Without a tag, the answer is True."""
     return not quant or quant.removeprefix("UD-").replace("FP", "F").startswith(tuple(BLOCKS))
 
 

@@ -1,5 +1,5 @@
-"""Translates a GGUF file's tokenizer to tokenizer.json and tokenizer_config.json. "gpt2" is byte-level BPE of text cut
-as `tokenizer.ggml.pre` says; "llama" is SentencePiece's BPE, with merges by score."""
+"""Translates a GGUF file's tokenizer to tokenizer.json and tokenizer_config.json. "gpt2" is byte-level BPE;
+`tokenizer.ggml.pre` names its cut of the text. "llama" is SentencePiece's BPE; scores give the order of its merges."""
 
 import json
 import re
@@ -33,7 +33,7 @@ _CASED_WORDS = (
 
 @dataclass(frozen=True)
 class _Cut:
-    """A family's cut of text before merges. Without `pattern`: GPT-2's cut."""
+    """The way in which a family cuts text before merges. Without `pattern`, the cut is that of GPT-2."""
 
     pattern: str | None = None
     digits: bool = False  # first cuts off each digit
@@ -65,7 +65,7 @@ class _Vocabulary:
 
 
 def text_files(header: GgufHeader, vocab_size: int) -> tuple[dict[str, bytes], str | None]:
-    """Returns (file name -> content, why the tokenizer is missing)."""
+    """Returns (file name -> content, why the tokenizer is missing or None)."""
     files = _templates(header)
     try:
         vocabulary = _vocabulary(header, vocab_size)
@@ -174,7 +174,7 @@ def _sentencepiece(header: GgufHeader, vocabulary: _Vocabulary) -> dict[str, obj
 
 
 def _merges_by_score(vocabulary: _Vocabulary) -> list[str]:
-    """Returns merges by score, best first, like SentencePiece. Raises _NoTokenizer."""
+    """Returns the merges by their scores, best first, as SentencePiece orders them. Raises _NoTokenizer."""
     pieces = {
         token: score
         for token, kind, score in zip(vocabulary.tokens, vocabulary.kinds, vocabulary.scores, strict=True)
