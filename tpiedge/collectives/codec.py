@@ -1,4 +1,4 @@
-"""Encodes matrices as f32, bf16, int8 with a scale for each group of a row, or integers.
+"""Encodes matrices as f32, as bf16, as integers, or as int8 with a scale for each group of a row.
 
 A rank computes with the rounded values that it sends. So the route does not change the sum's bits. numpy and native
 code give the same bits.
@@ -46,7 +46,7 @@ def encode_array(wire: SummandPrecision, array: Summable) -> Buffer:
 
 
 def decode_array(wire: SummandPrecision, data: Buffer, shape: Shape) -> Summable:
-    """Returns the matrix, perhaps read-only in `data`. Raises ValueError."""
+    """Returns the matrix, perhaps as a read-only view of `data`. Raises ValueError."""
     if wire == "f32":
         return np.frombuffer(data, np.float32).reshape(shape)
     if wire == "i32":
@@ -73,7 +73,7 @@ def rounded(wire: SummandPrecision, array: Summable) -> Summable:
 
 
 def read_array(envelope: Envelope, rank: int, shape: Shape, wire: SummandPrecision | None) -> Summable | None:
-    """Returns a decoded tensor, perhaps read-only. Raises Misconduct. `wire` None: f32 or bf16."""
+    """Returns the decoded tensor, perhaps read-only. Raises Misconduct. `wire` None: the header chooses f32 or bf16."""
     if envelope.tensor is None:
         return None
     header = envelope.message.tensor  # type: ignore[attr-defined]
@@ -86,7 +86,7 @@ def read_array(envelope: Envelope, rank: int, shape: Shape, wire: SummandPrecisi
 
 
 def _int8_from_f32(array: Summable) -> bytes:
-    """Encodes the elements of a row, then the scales of its groups."""
+    """Encodes each row: first its elements, then the scales of its groups."""
     rows, columns = array.shape
     groups = -(-columns // INT8_GROUP)
     padded = np.zeros((rows, groups * INT8_GROUP), np.float32)

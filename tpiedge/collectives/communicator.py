@@ -26,7 +26,7 @@ class Tag(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """`small_bytes`: the limit, as f32, for the collective `small`. Larger all-reduces use `bulk`."""
+    """A step's collectives. All-reduces up to `small_bytes`, counted as f32, use `small`. Larger ones use `bulk`."""
 
     small: CollectiveName = "star"
     bulk: CollectiveName = "star"
@@ -57,8 +57,8 @@ class Liveness(Protocol):
 
 
 class Communicator:
-    """The connection of one rank to the others. This class serves a lone node. After an error (PeerLost, ProtocolError)
-    a new epoch needs a new communicator. Calls block."""
+    """The connection of one rank to the others. This base class serves a lone node. After an error (PeerLost,
+    ProtocolError) a new epoch needs a new communicator. Calls block."""
 
     rank = 0
     size = 1
@@ -70,16 +70,16 @@ class Communicator:
         self._begun: dict[Tag, torch.Tensor] = {}
 
     def announce(self, _plan: StepPlan | SavePages) -> None:
-        """Sends the plan from rank 0. Clears `cancelled`. Step numbers grow."""
+        """Sends rank 0's plan to the other ranks. Clears `cancelled`. Step numbers must grow."""
         self.cancelled = False
         self._begun.clear()
 
     def next_plan(self) -> StepPlan | SavePages:
-        """Waits without limit for the next plan. Clears `cancelled`."""
+        """Waits for the next plan, without a time limit. Clears `cancelled`."""
         raise InternalError("rank 0 makes the plans")
 
     def poll(self) -> None:
-        """Receives on rank 0 between steps. Notices broken connections."""
+        """Receives the messages that wait at rank 0 between steps. Notices broken connections."""
 
     def request_cancel(self, step: int) -> None:
         """Sends the cancel flag with the next all-reduce of `step`. Thread-safe."""
@@ -87,7 +87,7 @@ class Communicator:
 
     def all_reduce(self, partial: torch.Tensor, tag: Tag, *, contributes: bool = True) -> torch.Tensor:
         """Returns the sum over ranks, perhaps in `partial` (contiguous, [tokens, hidden]). All ranks give f32, or all
-        give integers. With `contributes=False`, only the shape and kind of `partial` count."""
+        give integers. With `contributes=False`, only the shape of `partial` and its kind of numbers count."""
         self.cancelled = self._cancelled_step == tag.step
         return partial if contributes else torch.zeros_like(partial)
 
@@ -101,15 +101,15 @@ class Communicator:
         return self._begun.pop(tag)
 
     def broadcast(self, hidden: torch.Tensor, _tag: Tag) -> torch.Tensor:
-        """Returns rank 0's `hidden` (f32 [tokens, hidden]). Others give the shape."""
+        """Returns rank 0's `hidden` (f32 [tokens, hidden]). Other ranks' `hidden` gives only the shape."""
         return hidden
 
     def send_up(self, _part: torch.Tensor, rank: int, _tag: Tag) -> torch.Tensor | None:
-        """Sends a part (f32, 2-D) from `rank` to rank 0, where it is returned. Rank 0 gives the shape."""
+        """Sends a part (f32, 2-D) from `rank` to rank 0, and returns it on rank 0. Rank 0's `_part` gives the shape."""
         raise InternalError(f"there is no rank {rank}")
 
     def send_down(self, _part: torch.Tensor, rank: int, _tag: Tag) -> torch.Tensor | None:
-        """Sends a part from rank 0 to `rank`, where it is returned."""
+        """Sends a part from rank 0 to `rank`, and returns it on `rank`."""
         raise InternalError(f"there is no rank {rank}")
 
 

@@ -1,8 +1,9 @@
 """The collectives. All add in the order of ranks and give the same bits.
 
-Star (TPI-LLM, section 3.2): all send to rank 0, which sums and answers. It takes two latencies and 2 (N - 1) messages
-over rank 0's links. Mesh: each sends to all. It takes one latency and N (N - 1) messages. Two-shot: each sums a slice
-and sends it to all. It takes two latencies, and sends about twice the matrix over each link.
+Star (TPI-LLM, section 3.2): all ranks send their parts to rank 0, which sends the sum back. It takes two latencies and
+2 (N - 1) messages over rank 0's links. Mesh: each rank sends its part to all. It takes one latency and N (N - 1)
+messages. Two-shot: each rank sums one slice and sends the sum to all. It takes two latencies, and each rank sends about
+twice the matrix.
 """
 
 from collections.abc import Sequence
@@ -54,7 +55,7 @@ class AllReduce:
         pass
 
     def finish(self) -> Summable:
-        """Returns the sum, in memory of its own. Then `cancel` is final."""
+        """Returns the sum, in memory of its own. After this call `cancel` is final."""
         raise NotImplementedError
 
     def _room(self) -> Summable:
@@ -71,7 +72,7 @@ class AllReduce:
     def _sum(
         self, kind: type[Partial | Slice], own: Summable | None, out: Summable, blames: bool | None
     ) -> Summable:
-        """Sums all parts into `out` or a copy. `blames` None: no check."""
+        """Sums all parts into `out` or a wider copy. `blames`: whether the check may blame a rank; None: no check."""
         channel, what = self.channel, self.what
         parts = {channel.rank: own}
         for rank, part, message in channel.collect(kind, self.tag, channel.peers, what, out.shape, self.wire):

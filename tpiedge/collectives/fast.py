@@ -26,7 +26,7 @@ _Byte = ctypes.c_char
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    """A native call. The two counts are of even blocks (attention) and odd ones (FFN)."""
+    """A prepared native call. Each list has a count for even blocks (attention) and one for odd blocks (FFN)."""
 
     reduce: Reduce
     #: The sum, once a star's root has begun to send it.
@@ -37,7 +37,7 @@ class _Prepared:
 
 
 class FastPath:
-    """Tries one rank's all-reduces in native calls. The collective continues a call that stopped."""
+    """Tries one rank's all-reduces in native calls. If a call stops early, the collective of `direct` continues."""
 
     def __init__(self, channel: PeerChannel) -> None:
         self._rank = channel.rank
@@ -46,8 +46,8 @@ class FastPath:
     def reduce(
         self, name: CollectiveName, wire: SummandPrecision, own: Summable, tag: Tag
     ) -> tuple[int, Summable | None]:
-        """Sums into `own`. Returns (0, `own`) if done, else (peers with the first message, None). A star's root that
-        sent returns its unrounded sum instead of None."""
+        """Sums into `own`. Returns (0, `own`) when the sum is complete. Otherwise returns how many peers have the first
+        message, and None. If a star's root has begun to send, its unrounded sum takes the place of None."""
         if own.itemsize != _ITEM_BYTES:
             return 0, None
         prepared = self._prepared(name, wire, own.shape)

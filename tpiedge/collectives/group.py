@@ -22,7 +22,7 @@ COLLECTIVES: Final[Mapping[str, type[AllReduce]]] = {"star": Star, "mesh": Mesh,
 
 
 class Group(Communicator):
-    """The caller closes `endpoint`. `linked`: all ranks are linked."""
+    """The caller closes `endpoint`. `linked`: every rank has a link to every other."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class Group(Communicator):
         super().__init__()
         self.rank = rank
         self.size = size
-        #: All-reduces by collective.
+        #: How many all-reduces each collective did.
         self.counts: Counter[str] = Counter()
         self._epoch = epoch
         self._linked = linked

@@ -1,7 +1,7 @@
 """Sorts one rank's messages of the tensor plane into awaited, early and late ones.
 
-Early messages are held up to a limit; late ones are dropped. A message raises Misconduct if its sender speaks for
-another rank or may not send it. Waits ask Liveness every 50 ms.
+Early messages are held up to a limit; late ones are dropped. Misconduct is raised if a sender speaks for another rank,
+or may not send such a message. Waits ask Liveness every 50 ms.
 """
 
 from collections.abc import Container, Iterable, Iterator, Sequence, Set
@@ -35,7 +35,7 @@ _BURST: Final = 4096
 
 DataMessage = StepPlan | SavePages | Hidden | Partial | Reduced | Gathered | Slice
 _Key = tuple[type, int, int, int, int, int]
-"""Kind, step, block, chunk, hop, rank of the sender."""
+"""The message's kind, step, block, chunk, hop and sender's rank."""
 
 
 def node_name(rank: int) -> str:
@@ -66,7 +66,7 @@ class PeerChannel:
     def send(
         self, message: Message, tensor: Buffer | None, ranks: Sequence[int], what: Doing, sent: int = 0
     ) -> None:
-        """Sends to `ranks` in order, without the first `sent`. Raises PeerLost, ProtocolError."""
+        """Sends to `ranks` in order, but not to the first `sent` of them. Raises PeerLost, ProtocolError."""
         waiting = ranks[sent:]
         if not waiting:
             return
@@ -99,8 +99,8 @@ class PeerChannel:
         wire: SummandPrecision | None = None,
         hop: int = 0,
     ) -> Iterator[tuple[int, Summable | None, Message]]:
-        """Yields (rank, tensor, message) as messages arrive. `shape`: one, or one per rank. Raises PeerLost,
-        ProtocolError."""
+        """Yields (rank, tensor, message) as messages arrive. `shape`: the shape for all ranks, or a list by rank.
+        Raises PeerLost, ProtocolError."""
         missing: dict[_Key, int] = {(kind, *tag, hop, rank): rank for rank in ranks}
         while missing:
             here = next((key for key in self._held if key in missing), None)
@@ -114,7 +114,7 @@ class PeerChannel:
                     self._liveness.check(rank, str(what))
 
     def next_plan(self) -> StepPlan | SavePages:
-        """Waits for the next plan without limit."""
+        """Waits for the next plan, without a time limit."""
         what = f"the plan of the step after {self._step}"
         while True:
             plans = [key for key in self._held if key[0] in (StepPlan, SavePages) and key[1] > self._step]
@@ -136,7 +136,7 @@ class PeerChannel:
     def _receive(
         self, what: object, awaited: Container[_Key] = (), timeout_s: float = _SLICE_S
     ) -> bool | None:
-        """Receives one message. Returns whether it is held; None without a message."""
+        """Receives one message. Returns whether the message is held, or None if no message came."""
         try:
             envelope = self.endpoint.recv(timeout_s)
         except LinkReset as error:
@@ -160,7 +160,7 @@ class PeerChannel:
         return True
 
     def _key(self, envelope: Envelope) -> _Key | None:
-        """Returns the message's key; None if late. Counts late messages."""
+        """Returns the message's key, or None if the message is late. Counts late messages."""
         rank = self._rank(envelope.sender)
         message = envelope.message
         if isinstance(message, Probe | Echo):

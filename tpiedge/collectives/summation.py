@@ -1,8 +1,8 @@
 """Sums the collectives' tensors in the order of ranks.
 
-Quantised models sum integers exactly. A part is narrow (int32) or wide (int64); the sum is wide if any part is. Narrow
-parts are at most (2^31 - 1) // size, wide ones LARGEST, so no sum overflows. A larger number counts as not finite: its
-sum is NOT_A_NUMBER.
+Quantised models sum integers exactly. A part is narrow (int32) or wide (int64). The sum is wide if any part is wide.
+Numbers of narrow parts are at most (2^31 - 1) // size, those of wide parts at most LARGEST. So no sum overflows. A
+larger number counts as not finite, and its sum is NOT_A_NUMBER.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from tpiedge.kernels.grid import NOT_A_NUMBER
 
 F32Array = NDArray[np.float32]
 IntArray = NDArray[np.int32 | np.int64]
-"""Narrow or wide."""
+"""Narrow or wide integers."""
 Summable = NDArray[np.float32 | np.int32 | np.int64]
 """f32 or integers."""
 
@@ -28,7 +28,7 @@ _TAKES: Final = "a collective takes contiguous f32 matrices, an all-reduce those
 
 
 def array_of(tensor: torch.Tensor, kinds: frozenset[str] = frozenset("f")) -> NDArray[Any]:
-    """Returns the tensor's own memory. Raises InternalError unless contiguous and 2-D."""
+    """Returns the tensor's own memory. Raises InternalError unless it is contiguous and 2-D."""
     try:
         array: NDArray[Any] = tensor.numpy()
     except (TypeError, RuntimeError) as error:
@@ -45,7 +45,7 @@ def widened(total: Summable, values: Summable) -> Summable:
 
 
 def is_finite(array: Summable, *, part: bool = False) -> bool:
-    """Whether all values are finite. `part`: not a sum."""
+    """Whether all values are finite. `part`: `array` is a part, not a sum."""
     if array.dtype.kind == "f":
         # A sum is cheaper than testing every element; if it overflows the elements decide.
         return isfinite(np.add.reduce(array, None)) or bool(np.isfinite(array).all())
@@ -60,7 +60,7 @@ Parts = Mapping[int, Summable | None]
 
 
 def ordered_sum(parts: Parts, out: Summable) -> Summable:
-    """Returns ((p0 + p1) + p2) + ..., in `out` or a copy. Call it within `np.errstate(over="ignore",
+    """Returns ((p0 + p1) + p2) + ..., in `out` or a wider copy. Call it within `np.errstate(over="ignore",
     invalid="ignore")`."""
     total: Summable | None = None
     given = [part for _, part in sorted(parts.items()) if part is not None]
@@ -78,7 +78,8 @@ def ordered_sum(parts: Parts, out: Summable) -> Summable:
 
 
 def check_sum(total: Summable, parts: Parts, what: object, adds: int | None = None) -> None:
-    """Raises Misconduct or ProtocolError for a sum that is not finite. `adds`: the adding rank, if it may not blame."""
+    """Raises Misconduct or ProtocolError for a sum that is not finite. `adds`: the rank that adds, if it may blame no
+    other."""
     if is_finite(total):
         return
     given = {rank: part for rank, part in sorted(parts.items()) if part is not None}

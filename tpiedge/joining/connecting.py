@@ -40,8 +40,8 @@ def open_link(
     shown: str = "",
     secret: str = "",
 ) -> ZmqSpoke:
-    """Returns a link to the master at the first address that works. The caller closes the link. `timeout_s`: per
-    address. `shown`: the address in errors. `secret`: gives a newcomer a place."""
+    """Returns a link to the master at the first address that works. The caller closes the link. `timeout_s`: for each
+    address. `shown`: the address in errors. `secret`: a token's secret, with which a newcomer gets a place."""
     ticket = ticket_of(secret, name) if secret else ""
     failures: list[UserError | PeerError] = []
     for numeric in resolve_all(address):
@@ -98,7 +98,7 @@ def enrol(link: ZmqSpoke, host: str, secret: str = "", timeout_s: float = 15.0) 
 
 
 def hear(link: ZmqSpoke, deadline: float, gone: str, silent: str) -> Message:
-    """Returns the next message. PeerError says `gone` (broken link) or `silent` (deadline)."""
+    """Returns the next message. Raises PeerError with the text `gone` (broken link) or `silent` (deadline)."""
     while (remaining_s := deadline - time.monotonic()) > 0:
         up = link.monitor.poll() is LinkState.UP
         envelope = link.recv(min(_SLICE_S, remaining_s) if up else 0.0)

@@ -1,8 +1,8 @@
 """Decides how the master answers a worker that wants to join. No sockets, no files.
 
-Without pairing, only an Enrol with a valid token's secret makes a key a member. Members need no secret. Workers are
-refused, and spend no token, if their key is revoked. The same holds if their protocol, number format or torch is not
-the master's.
+Without pairing, only an Enrol with a valid token's secret makes a key a member. Members need no secret. A worker is
+refused if its key is revoked, or if its protocol, number format or torch is not the master's. A refused worker spends
+no token.
 """
 
 import logging
@@ -51,7 +51,7 @@ class Enrolment:
     quick_check: Callable[[str], Redemption]
 
     def check(self, peer: str, key: str, message: Message) -> Enrolled | Refused | Enrol:
-        """Returns the answer to `peer`. A returned Enrol has a token: redeem it, then call `answer`."""
+        """Returns the answer to `peer`. If it is an Enrol, redeem its token, then call `answer`."""
         table = self.members()
         if table.is_revoked(key):
             words = f"the master has revoked the key of this worker ({fingerprint(key)}): {NEW_KEY}"

@@ -28,12 +28,12 @@ def load_or_create_keys(folder: Path) -> CurveKeys:
 
 
 def fingerprint(public_key: str) -> str:
-    """Returns a key's 16 hex digits."""
+    """Returns the 16 hex digits that identify a key."""
     return hashlib.sha256(public_key.encode("ascii")).hexdigest()[:16]
 
 
 def cluster_name(master_key: str) -> str:
-    """Returns a master's 8 hex digits."""
+    """Returns the 8 hex digits that identify a master."""
     return fingerprint(master_key)[:8]
 
 

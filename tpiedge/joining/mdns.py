@@ -1,6 +1,6 @@
 """Announces and finds masters in the local network. Only this module uses zeroconf (`pip install 'tpiedge[mdns]'`).
 
-Answers are untrusted addresses to try. Joining checks by a code or a known key who answers there.
+Answers are untrusted addresses to try. Joining checks who is there, by a code or a known key.
 """
 
 import contextlib
@@ -43,7 +43,7 @@ class AnnouncedMaster:
 
 
 def labels(host: str, cluster: str) -> tuple[str, str]:
-    """Returns a master's DNS label, and another if it is taken."""
+    """Returns a master's DNS label, and another in case the first is taken."""
     name = sanitised_name(host.partition(".")[0])[:48].strip() or "unnamed"
     return name, f"{name}-{cluster[:4]}"
 
@@ -55,7 +55,7 @@ def read_record(
     said: Mapping[bytes, bytes | None],
     networks: Iterable[ipaddress.IPv4Network],
 ) -> AnnouncedMaster | None:
-    """Reads a record. Returns None without a valid port and a near address."""
+    """Reads a record. Returns None if it lacks a valid port or an address in `networks`."""
     own, near = tuple(networks), []
     for text in addresses:
         with contextlib.suppress(ValueError):  # it is not an IPv4 address
@@ -107,7 +107,7 @@ def _has(mdns: zeroconf.Zeroconf, name: str, address: Address, said: dict[str, s
 
 
 def masters_nearby(limit_s: float) -> tuple[AnnouncedMaster, ...]:
-    """Returns masters announced in this machine's networks. Takes about `limit_s`. Raises UserError."""
+    """Returns the masters that are announced in this machine's networks. Takes about `limit_s`. Raises UserError."""
     names: dict[str, None] = {}
     changed: queue.SimpleQueue[str] = queue.SimpleQueue()  # filled by zeroconf's thread
     with _opened(zeroconf.InterfaceChoice.All) as mdns:

@@ -1,6 +1,7 @@
 """Keeps the cluster's members and the revoked keys.
 
-An admission takes effect when it is on disk, a revocation immediately. One write admits a member and uses its token.
+An admission takes effect when it is on disk, a revocation immediately. One write admits a member and records its use of
+a token.
 """
 
 import threading
@@ -137,8 +138,8 @@ class MemberJournal:
     def join(
         self, member: KnownWorker, check: Callable[[Mapping[str, int]], tuple[Redemption, str]]
     ) -> Redemption:
-        """Returns the outcome of `check`, which gets spent uses by token. If "ok", admits `member`. Raises
-        UserError."""
+        """Calls `check` with the spent uses by token. Admits `member` if the outcome is "ok". Returns the outcome.
+        Raises UserError."""
         with locked(self._path):
             table = self._read()
             outcome, token = check(table.spent)
@@ -174,7 +175,7 @@ class MemberJournal:
 
 
 def read_members(folder: Path) -> MemberTable:
-    """Raises UserError for a damaged file."""
+    """Reads the table in `folder`. Raises UserError for a damaged file."""
     path = folder / MEMBERS_FILE
     values = read_private(path) or {"members": [], "revoked": []}
     try:

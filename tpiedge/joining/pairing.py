@@ -1,7 +1,7 @@
 """Lets a worker join without a token: the user types the worker's short code into the master.
 
 The worker draws the code, a secret of 40 bits, and never sends it. Both sides derive a key by a slow hash, salted with
-both public keys and both nonces. The worker proves that it knows the code (Reveal), then the master does
+both public keys and both nonces. The worker proves that it knows the code (Reveal), then the master proves it
 (PairingResult). A proof holds for one pair of keys, so an attacker who swaps a key has no proof. With 16 MiB of memory
 per guess a search takes years. A pairing lives for ten minutes.
 """
@@ -59,7 +59,7 @@ class PairingMaster:
     def request(
         self, name: str, key: str, address: str, request: PairingRequest, now: float
     ) -> Challenge | PairingResult:
-        """Answers a worker's request. A PairingResult refuses: end the connection."""
+        """Answers a worker's request. A PairingResult is a refusal: then end the connection."""
         self._expire(now)
         refusal = self._reason_against(name, address, request)
         if refusal:
@@ -70,7 +70,7 @@ class PairingMaster:
         return Challenge(self._master_key, nonce)
 
     def reveal(self, name: str, reveal: Reveal, now: float) -> PairingResult | None:
-        """Returns a refusal, or None: the worker waits for the user."""
+        """Returns a refusal, or None if the worker now waits for the user."""
         self._expire(now)
         worker = self._workers.get(name)
         if worker is None or worker.proof or len(reveal.proof) != hashlib.sha256().digest_size:
@@ -144,7 +144,7 @@ class PairingWorker:
         return Reveal(_proof(self._slow, "worker"))
 
     def verify(self, result: PairingResult) -> str:
-        """Returns the master's key. Raises UserError without a proof."""
+        """Returns the master's key. Raises UserError if `result` has no valid proof."""
         if not result.proof:
             raise UserError(f"the master refuses to pair: {sanitised_line(result.message)}")
         if not self._slow or not hmac.compare_digest(result.proof, _proof(self._slow, "master")):

@@ -39,7 +39,8 @@ def unknown_peer_policy(folder: Path) -> UnknownPeerPolicy:
 
 
 class Registrar:
-    """Admits the journal's members at once. `beside`: hubs for members only. Close the Registrar before the hubs."""
+    """Admits the journal's members at once. `beside`: further hubs, for members only. Close the Registrar before the
+    hubs."""
 
     def __init__(
         self,
@@ -74,11 +75,11 @@ class Registrar:
                 admission.revoke(revoked.name, revoked.key)
 
     def is_member(self, peer: str) -> bool:
-        """Whether a connected peer is a member. `handle` answers others."""
+        """Whether a connected peer is a member. `handle` answers the other peers."""
         return peer not in self._hub.admission.unknown_peers
 
     def handle(self, sender: str, message: Message) -> None:
-        """Answers, or lets `finish_joins` answer after the disk write."""
+        """Answers a message, or lets `finish_joins` answer it after the disk write."""
         key = self._hub.admission.key_of(sender)
         if key is None or sender in self._candidates:
             return

@@ -57,7 +57,7 @@ class JoinToken:
 
 
 def parse_token(text: str) -> JoinToken:
-    """Reads a token's text. Raises UserError, without the text."""
+    """Reads a token's text. Raises UserError, which does not show the text."""
     prefix, *parts = text.strip().split("_", 3)
     if prefix != _PREFIX:
         raise UserError(
@@ -158,13 +158,13 @@ class TokenStore:
         return _state_of(_less(self._read(), spent), secret, self._now())
 
     def quick_check(self, secret: str) -> Redemption:
-        """Checks a secret without a lock, for one thread. Unreadable files: "ok"."""
+        """Checks a secret without a lock. For one thread only. Returns "ok" if the files are unreadable."""
         with contextlib.suppress(TpiedgeError):
             return _state_of(self._unspent(), secret, self._now())[0]
         return "ok"  # `check` will raise
 
     def accepts_ticket(self, ticket: str, name: str) -> bool:
-        """Whether `ticket` of `name` comes from a valid token. For one thread."""
+        """Whether `ticket` of `name` comes from a valid token. For one thread only."""
         try:
             records = self._unspent()
         except TpiedgeError as error:
@@ -180,7 +180,7 @@ class TokenStore:
         )
 
     def _unspent(self) -> tuple[TokenRecord, ...]:
-        """Returns tokens with unspent uses."""
+        """Returns all tokens. Their `left` counts unspent uses."""
         # Strangers may call often: unchanged files are not read.
         files = [_version(self._path), _version(self._path.with_name(MEMBERS_FILE))]
         if files != self._latest_of:

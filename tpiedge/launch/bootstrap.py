@@ -38,8 +38,8 @@ class OwnStalls:
 
 @dataclass(frozen=True)
 class NodeBootstrap:
-    """The master's address, a node's identity and this machine's paths. A parent process sends it: no master's message
-    may name a file to write."""
+    """The master's address, a node's identity and this machine's paths. A parent process sends it, because no message
+    of a master may name a file to write."""
 
     rank: int
     epoch: int

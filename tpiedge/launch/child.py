@@ -2,7 +2,7 @@
 
 A child's standard input is a socket, its lifeline. The first line there has secrets, which no argument list or
 environment may have. If the parent dies, the socket closes and the child ends (tpiedge.lifeline). A thread must outlive
-its children: the parent-death signal is about threads.
+the children that it starts: if it ends, the kernel kills them.
 """
 
 import contextlib
@@ -37,7 +37,8 @@ class Place:
 
 
 class Child:
-    """A `python -m MODULE` process. Call `stop` at last. `reports`: prints one line. Raises ResourceError."""
+    """A `python -m MODULE` process. Call `stop` in the end. `reports`: it prints one line, its report. Raises
+    ResourceError."""
 
     def __init__(
         self,
@@ -67,7 +68,7 @@ class Child:
     def _start(
         self, start: "Callable[[socket.socket, IO[bytes]], subprocess.Popen[bytes] | ForkedProcess]"
     ) -> None:
-        """Calls `start(standard input, log)`. `stop` closes lifeline and log. Raises ResourceError."""
+        """Calls `start(standard input, log)`. `stop` closes the lifeline and the log. Raises ResourceError."""
         self._oom_kills = Cgroups.own().oom_kills()
         self._report = b""
         with contextlib.ExitStack() as opened:
@@ -141,7 +142,7 @@ class Child:
         return os.pread(self._log.fileno(), 4000, max(0, size - 4000)).decode(errors="replace")
 
     def stop(self, deadline: float, meanwhile: Callable[[], None] = lambda: None) -> None:
-        """Ends the child; kills it at `deadline` (monotonic seconds). `meanwhile` runs while it dies. Idempotent."""
+        """Ends the child; kills it at `deadline` (monotonic seconds). Calls `meanwhile` while it dies. Idempotent."""
         self._lifeline.close()
         try:
             self._process.wait(max(0.0, deadline - time.monotonic()))
@@ -162,7 +163,7 @@ class Child:
 
 class ForkedProcess:
     """A forked process, with the methods of subprocess.Popen. Thread-safe. The fork server writes the pid, and later
-    the exit status, to `told`, a line each. If the server dies, the kernel kills the process."""
+    the exit status, to `told`, one line for each. If the server dies, the kernel kills the process."""
 
     stdout: IO[bytes] | None = None
 
@@ -233,7 +234,7 @@ class ForkedChild(Child):
         self._server = server
 
     def exit_cause(self) -> str | None:
-        """Says why the child ended, or why the server did."""
+        """Says why the child ended, or why its fork server ended."""
         cause = super().exit_cause()
         return cause if cause is None else self._server.exit_cause() or cause
 

@@ -1,4 +1,5 @@
-"""A machine's offer: memory and measurements. Measurements last a week, so that starts get equal shares."""
+"""A machine's offer: memory and measurements. Measurements are used for a week, so that every start gives the same
+shares."""
 
 import contextlib
 import math
@@ -34,7 +35,7 @@ class Measurements:
         self._now = wall_clock
 
     def recall(self) -> NodeReport | None:
-        """Returns the last report, unless it is old or of other conditions."""
+        """Returns the last report, unless it is old or was made under other conditions."""
         values = _recent(self._path, self._now())
         if values.get("conditions") != self._conditions:
             return None
@@ -51,7 +52,7 @@ class Measurements:
 
 
 def disk_bytes_per_s(folder: Path, disk: Path, wall_clock: Callable[[], float] = time.time) -> float:
-    """Recalls or measures a disk's read speed. Returns 0 if unwritable. Blocks."""
+    """Recalls or measures a disk's read speed. Returns 0 if no file can be written and read there. Blocks."""
     path, now = folder / "disk.json", wall_clock()
     known = _recent(path, now)
     figure = known.get("bytes_per_s")
@@ -85,12 +86,12 @@ LOOK_S: Final = 2.0  # seconds between two looks at the usable memory
 
 
 class MemoryOffer:
-    """A machine's memory offer. `usable`: bytes. `now` never decreases. Events return a line for the user, or "".
+    """A machine's memory offer. `usable`: bytes. `now` never decreases. Methods return a line for the user, or "".
 
-    1. The offer falls at once if usable memory falls by a PART. It grows with it after SETTLED_S.
-    2. If a node runs out within offer and usable memory, LESS times its plan is the limit: for FIRST_S, then each time
-       AGAIN times as long, up to LONGEST_S. The limit ends early if more is usable.
-    3. If the plan was above offer or usable memory, no limit is set. Usable memory, if less, is offered.
+    1. The offer falls at once if usable memory falls by a PART. It grows when more has been usable for SETTLED_S.
+    2. If a node runs out, though its plan fitted offer and usable memory, LESS times the plan is the limit: for
+       FIRST_S, then each time AGAIN times as long, up to LONGEST_S. The limit ends early if more is usable.
+    3. If the plan was above the offer or usable memory, no limit is set. The offer falls to usable memory.
     4. If no plan fits the limit, all usable memory is offered until a node runs out again."""
 
     def __init__(self, usable: int) -> None:

@@ -30,7 +30,7 @@ class ForkServer(Child):
         super().__init__(FORK_SERVER_MODULE, to_measure, node_environment(threads), reports=measure)
 
     def report(self, deadline: float) -> NodeReport | None:
-        """Awaits the measurement until `deadline` (monotonic seconds). Raises like Child.read_report."""
+        """Awaits the measurement until `deadline` (monotonic seconds). Raises the errors of Child.read_report."""
         line = self.read_report(deadline)
         return None if line is None else from_line(line, NodeReport)
 
@@ -45,7 +45,7 @@ _log = logging.getLogger(__name__)
 @dataclass(eq=False)
 class NodeSlot:
     """A machine's node and fork server. One thread must make all calls, and outlive the node. `_usable_memory` must not
-    block. `_say` gets changes of the offer `memory`. `snapshots` may belong to another process until
+    block. `_say` gets a line about each change of the offer `memory`. `snapshots` may belong to another process until
     `own_snapshots`."""
 
     threads: int
@@ -78,7 +78,7 @@ class NodeSlot:
         return None if self._child is None else self._child.pid or None
 
     def weigh(self) -> None:
-        """Looks at the usable memory every few seconds."""
+        """Looks at the usable memory, at most every few seconds."""
         now = self._clock.now()
         if now - self._weighed >= LOOK_S:
             self._weighed = now

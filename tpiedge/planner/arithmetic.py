@@ -42,7 +42,7 @@ def check_native(stored: Precision, kv: KVPrecision) -> None:
 
 
 def check_head_width(kv: KVPrecision, head_dim: int) -> None:
-    """Raises UserError if `kv` cannot keep such heads."""
+    """Raises UserError if the KV precision `kv` cannot keep heads of this width."""
     if kv not in _NUMBERS and head_dim > MAX_HEAD_WIDTH:
         raise UserError(
             f"keys and values of heads of {head_dim} columns, more than {MAX_HEAD_WIDTH}, cannot be kept in {kv}: "

@@ -49,7 +49,7 @@ def allocate(
     weights: Sequence[ShareWeight] | None = None,
     min_workers: int = 0,
 ) -> Allocation | Infeasible:
-    """Finds the fastest set that holds the model. `weights` (--shares): only machines with weights take part."""
+    """Finds the fastest set that holds the model. With `weights` (--shares), only machines with weights take part."""
     missing = min_workers - (len(machines) - 1)
     if missing > 0:
         return Infeasible(f"{counted(missing, 'more worker')} needed (--min-workers {min_workers})")
@@ -99,7 +99,7 @@ class _Candidates:
     min_workers: int
 
     def best_set(self, able: Sequence[int]) -> _Option | None:
-        """Finds the fastest set. Tries all sets if machines are few."""
+        """Finds the fastest set. Tries all sets if there are few machines."""
         least = self.min_workers
         if len(able) <= _FEW:
             workers = able[1:]
@@ -123,7 +123,7 @@ class _Candidates:
     def _best_of(
         self, sets: Sequence[Sequence[int]], tries: int, best: _Option | None = None
     ) -> _Option | None:
-        """Makes plans of the most promising `sets`, at most `tries`. Returns the fastest plan, `best` included."""
+        """Makes plans of the most promising `sets`, at most `tries`. Returns the fastest plan, which may be `best`."""
         ranked = [(self.least_step_s(members), members) for members in map(sorted, sets)]
         promising = sorted((least_s, members) for least_s, members in ranked if least_s is not None)
         for least_s, members in promising[:tries]:
@@ -151,7 +151,7 @@ class _Candidates:
         return members, plan
 
     def why_in(self, members: Sequence[int], rank: int, plan: Plan, total: int, *, assumed: bool) -> str:
-        """Explains a member's part. `total`: bytes. `assumed`: a speed not measured."""
+        """Explains a member's part. `total`: the bytes of a layer. `assumed`: its speed was not measured."""
         node, limit, need = self.machines[members[rank]], "", plan.needs[rank]
         guess = " (assumed, not measured)" if assumed else ""
         by_speed = node.speed / sum(self.machines[member].speed for member in members)
@@ -194,7 +194,7 @@ def _pick(machines: Sequence[MachineFacts], members: Sequence[int]) -> list[Mach
 
 
 def slower(with_s: float, without_s: float, because: str, workers: int) -> SpareReason:
-    """Says that a machine saves no time. `with_s`, `without_s`: per token."""
+    """Says that a machine saves no time. `with_s`, `without_s`: seconds per token."""
     return SpareReason(
         "slower",
         f"a token takes about {format_seconds(with_s)} with it and {format_seconds(without_s)} without it "
@@ -239,7 +239,7 @@ def too_small(model: ModelFacts, machine: MachineFacts) -> SpareReason | None:
 def master_too_small(
     model: ModelFacts, machine: MachineFacts, weights: Sequence[ShareWeight] | None
 ) -> str | None:
-    """Says why the master's memory is too small. `weights`: --shares."""
+    """Says why the master's memory is too small, or returns None. `weights`: the weights of --shares."""
     nothing = NodeShare(Share(0, 0), Share(0, 0))
     share = nothing if weights is None else partition(model.shape, weights)[0]
     least = smallest_bytes(model, 0, share, machine)

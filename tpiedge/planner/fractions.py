@@ -23,7 +23,7 @@ def whole_bytes(model: ModelFacts) -> tuple[int, int]:
 
 
 def pinned_limit(model: ModelFacts, rank: int, node: NodeFacts) -> float:
-    """Returns the largest part of every layer that fits (1.0: all)."""
+    """Returns the largest part of every layer for which the node has room (1.0: whole layers)."""
     weights, kv_cache = whole_bytes(model)
     limit = _disk_limit(model, rank, node, weights)
     if node.memory_bytes is not None:
@@ -33,8 +33,8 @@ def pinned_limit(model: ModelFacts, rank: int, node: NodeFacts) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A node's limits, as parts of every layer. In a sweep of s seconds it computes s * `computed_per_s`. Streaming
-    gives it s * `read_per_s` + `read_at_once`."""
+    """A node's limits, as parts of every layer. In a sweep of s seconds the node can compute s * `computed_per_s`. A
+    node that streams can take s * `read_per_s` + `read_at_once`."""
 
     limit: float  # the largest part that the node takes
     pinned: float  # the largest part without streaming
@@ -48,7 +48,7 @@ class Bound:
 
     @property
     def least_s(self) -> float:
-        """Seconds of a sweep without layers, perhaps for the LM head."""
+        """The seconds of a sweep for a node without layers, which may stream the LM head."""
         if self.pinned >= 0 or not self.read_per_s:
             return 0.0
         return max(0.0, -self.read_at_once / self.read_per_s)
@@ -97,7 +97,7 @@ def fractions(bounds: Sequence[Bound]) -> tuple[list[float], float] | None:
 
 
 def _seconds_for_all(bounds: Sequence[Bound]) -> float:
-    """Returns the seconds in which the nodes take everything."""
+    """Returns the seconds of a sweep in which the nodes together take whole layers."""
 
     def taken(seconds: float) -> float:
         return sum(bound.at(seconds) for bound in bounds)
@@ -144,7 +144,7 @@ def shortage(model: ModelFacts, nodes: Sequence[NodeFacts], bounds: Sequence[Bou
 
 
 def _ring(model: ModelFacts, rank: int, node: NodeFacts) -> tuple[int, int]:
-    """Returns a ring's least bytes: (for whole layers, for any share)."""
+    """Returns the least bytes of a ring: (for whole layers, for any share)."""
     keeping, blocks = node.keeping, model.blocks_of_layer
     whole = max(smallest_ring(blocks, frozenset()), keeping.window_blocks * max(map(sum, blocks)))
     return whole, max(model.head_tile_bytes if rank == 0 else 0, keeping.window_bytes)

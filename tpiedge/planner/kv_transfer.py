@@ -1,7 +1,7 @@
 """Plans moves of KV heads when a plan replaces another. Pure.
 
-A machine keeps heads that both its old and its new node have. Rank 0 gathers other heads from the lowest old ranks, and
-scatters these to nodes that lack them.
+A machine keeps heads that both its old and its new node have. Rank 0 gathers the other heads, each from the lowest old
+rank that has it. Then rank 0 scatters them to the nodes that lack them.
 """
 
 from collections.abc import Sequence
@@ -60,7 +60,7 @@ def plan_moves(old: Sequence[KVHolder], new: Sequence[KVHolder]) -> KVMoves:
 
 
 def transfer_s(moves: KVMoves, old: Sequence[KVHolder], new: Sequence[KVHolder], head_bytes: float) -> float:
-    """Predicts a transfer's seconds. `head_bytes`: one head's, in all layers and pages."""
+    """Predicts a transfer's seconds. `head_bytes`: the bytes of one head in all layers and pages."""
     senders, receivers = [old[rank] for rank, _ in moves.gathered], [new[rank] for rank, _ in moves.scattered]
     rates = [one.link_bytes_per_s or _LINK_BYTES_PER_S for one in (*senders, *receivers)]
     travels = sum(head_bytes / rate for rate in rates)

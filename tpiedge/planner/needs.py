@@ -33,8 +33,8 @@ class LayerShape:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """Bytes of a model's parts as stored, in one layer unless a comment says otherwise. A tuple has one unit's bytes in
-    each matrix."""
+    """The stored bytes of a model's parts, in one layer unless a comment says otherwise. A tuple has, for each matrix,
+    the bytes of one unit."""
 
     shape: LayerShape
     num_layers: int
@@ -139,7 +139,7 @@ def base_bytes(model: ModelFacts, node: NodeFacts) -> int:
 
 
 def whole_need(model: ModelFacts, rank: int, share: NodeShare, node: NodeFacts) -> NodeNeed:
-    """Returns the need with the whole share in memory."""
+    """Returns the need of a node that holds its whole share in memory."""
     kv_heads = len(kv_share(share.attention, model.shape.group_size))
     layers = model.num_layers * (layer_bytes(model, share) + model.resident_bytes)
     head = model.head_bytes if rank == 0 else 0
@@ -151,7 +151,7 @@ def layer_bytes(model: ModelFacts, share: NodeShare) -> int:
 
 
 def pieces_of_blocks(model: ModelFacts, rank: int, share: NodeShare) -> tuple[tuple[int, ...], ...]:
-    """Returns bytes of nonempty matrices by block. Rank 0 has an LM head tile."""
+    """Returns the bytes of each nonempty matrix, by block. Rank 0 also has a tile of the LM head."""
     heads, kv_heads = len(share.attention), len(kv_share(share.attention, model.shape.group_size))
     (q, o), (k, v) = model.query_unit_bytes, model.kv_unit_bytes
     has_last = len(share.ffn) > 0 and share.ffn.stop == model.shape.ffn_tiles
@@ -163,7 +163,7 @@ def pieces_of_blocks(model: ModelFacts, rank: int, share: NodeShare) -> tuple[tu
 
 
 def node_need(model: ModelFacts, rank: int, share: NodeShare, node: NodeFacts) -> NodeNeed | Infeasible:
-    """Returns the need. A node that streams holds what fits."""
+    """Returns the node's need. A node that streams holds as much of its weights as fits."""
     whole = whole_need(model, rank, share, node)
     if node.free_disk_bytes is not None and whole.weight_bytes > node.free_disk_bytes:
         return Infeasible(
@@ -243,7 +243,7 @@ def _least(blocks: Sequence[Sequence[int]], matrices: int, window: int, keeping:
 
 
 def _window(blocks: Sequence[Sequence[int]], matrices: int, keeping: Keeping) -> int:
-    """Returns the bytes of the ring that the user wants, else 0."""
+    """Returns the bytes of the ring that the user wants, or 0 if the user has no wish."""
     return min(keeping.window_bytes or keeping.window_blocks * max(map(sum, blocks)), matrices)
 
 

@@ -1,8 +1,8 @@
 """Predicts all-reduces and chooses the fastest collective (TPI-LLM, section 3.2 and appendix A.1).
 
 A node ends a phase once it has received everything and its messages have left. A message costs latency, transfer,
-encryption and copies. The slowest of link and ports limits transfer; a phase's messages share ports. With equal links
-of latency t and rate r, N nodes and B bytes:
+encryption and copies. The slowest of the link and both ports limits the transfer. A phase's messages share ports. With
+equal links of latency t and rate r, N nodes and B bytes:
 
     star      2 t        + 2 (N-1) B / r             all to rank 0, and back
     mesh      t          + (N-1) B / r               all to all
@@ -76,7 +76,7 @@ class PairFacts:
 
     @staticmethod
     def measured(round_trip_s: float, bytes_per_s: float) -> "PairFacts":
-        """Derives a link from an empty and a full echo."""
+        """Derives a link from the round trip of an empty echo and the rate of a full echo."""
         # Processing is subtracted, because predictions add it. If it takes most of the time, the rate is unlimited.
         latency_s = max(0.0, round_trip_s / 2 - 2 * _COSTS.message_s - _COSTS.wake_s)
         byte_s = 1 / bytes_per_s - 2 * _COSTS.byte_s if bytes_per_s >= 1 else 0.0
@@ -92,7 +92,7 @@ class NetworkFacts:
     hosts: tuple[Host, ...]
     cores: Mapping[Host, int] = field(default_factory=dict)  # 1 by default
     costs: Costs = _COSTS
-    #: Only for people, by pair, lower rank first.
+    #: Only shown to people. A pair of ranks has the lower rank first.
     round_trips_s: Mapping[tuple[int, int], float] = field(default_factory=dict)
 
     @property
@@ -127,7 +127,7 @@ class ChosenCollective:
 
 
 def choose(nbytes: int, facts: NetworkFacts) -> ChosenCollective:
-    """Chooses the fastest collective. `nbytes`: per node, in the wire's precision."""
+    """Chooses the fastest collective. `nbytes`: bytes per node, in the wire's precision."""
     known = {name: predict(name, nbytes, facts) for name in _CHOICES}
     seconds = {name: taken_s for name, taken_s in known.items() if taken_s is not None}
     near = [name for name, taken_s in seconds.items() if taken_s <= (1 + TIE) * min(seconds.values())]
@@ -148,7 +148,7 @@ def choose(nbytes: int, facts: NetworkFacts) -> ChosenCollective:
 
 
 def predict(collective: CollectiveName, nbytes: int, facts: NetworkFacts) -> float | None:
-    """Predicts an all-reduce's seconds. `nbytes`: per node, in the wire's precision."""
+    """Predicts an all-reduce's seconds. `nbytes`: bytes per node, in the wire's precision."""
     ready = [0.0] * facts.size
     message_s = facts.costs.message_s if collective in _NATIVE else facts.costs.stepwise_s
     for phase in phases(collective, facts.size):

@@ -1,7 +1,7 @@
 """Predicts a decode step on given machines: every node's weights and two all-reduces per layer.
 
-Among three or more nodes, an all-reduce takes the slowest link's round trip, and the time of a row per worker each way.
-Two nodes exchange rows in half a round trip.
+Among three or more nodes, an all-reduce takes the slowest link's round trip. For each worker it also takes the time to
+send a row and to receive one. Two nodes exchange rows in half a round trip.
 """
 
 import re
@@ -18,19 +18,19 @@ _USUAL_DISK = 2e8  # bytes per second of a disk that was not measured
 
 @dataclass(frozen=True)
 class MachineFacts(NodeFacts):
-    """A machine that offers itself. In a list, the master's must be first."""
+    """A machine that offers itself. In a list, the master's machine must be first."""
 
     disk_bytes_per_s: float | None = 0.0  # 0: not measured
     name: str = ""
     round_trip_s: float = 0.0  # of the link to the master
-    #: Of the link to the master. None: no limit.
+    #: The rate of the link to the master. None: no limit.
     link_bytes_per_s: float | None = None
 
 
 def predict(
     model: ModelFacts, machines: Sequence[MachineFacts], weights: Sequence[ShareWeight] | None = None
 ) -> Plan | Infeasible:
-    """Makes a plan by `weights` or speed. Times: of a one-token step."""
+    """Makes a plan by `weights` or by speed. Its times are those of a step with one token."""
     plan = solve(model, machines) if weights is None else evaluate(model, machines, weights)
     if isinstance(plan, Infeasible):
         names = re.sub(r"\bnode (\d+)\b", lambda found: machines[int(found[1])].name, plan.reason)
@@ -41,7 +41,7 @@ def predict(
 def without_idle(
     model: ModelFacts, machines: Sequence[MachineFacts], plan: Plan, busy: Sequence[int]
 ) -> Plan:
-    """Returns `plan` with only the ranks `busy`. `machines`: theirs."""
+    """Returns `plan` with only the ranks `busy`. `machines`: the machines of `busy`."""
     shares, needs = tuple(plan.shares[rank] for rank in busy), tuple(plan.needs[rank] for rank in busy)
     return replace(plan, shares=shares, needs=needs, reduce_s=_reduce_s(model, machines))
 
@@ -49,7 +49,7 @@ def without_idle(
 def least_step_s(
     model: ModelFacts, machines: Sequence[MachineFacts], bounds: Sequence[Bound]
 ) -> float | None:
-    """Returns a lower bound of step times. None: no room."""
+    """Returns a lower bound of the step's time, or None if the model does not fit."""
     found = fractions(bounds)
     if found is None:
         return None
@@ -67,7 +67,7 @@ def _reduce_s(model: ModelFacts, machines: Sequence[MachineFacts]) -> float:
 
 
 def measured(machines: Sequence[MachineFacts]) -> list[MachineFacts]:
-    """Returns the machines; an unmeasured one gets the median speed."""
+    """Returns the machines. A machine that was not measured gets the median speed."""
     known = [machine.speed for machine in machines if machine.speed > 0]
     usual = statistics.median(known) if known else 1e9
     speeds = [one.speed if one.speed > 0 else usual for one in machines]

@@ -1,11 +1,11 @@
 """Cuts a model into shares by the nodes' capacities. Pure.
 
 Time: step = max_i(fraction_i * layer_bytes / speed_i) + head_bytes / head_speed_0. All-reduces end blocks, and rank 0
-computes the LM head alone, so the head does not move the split. The split is by speed while parts fit. A full node
-streams weights, or leaves some to others.
+computes the LM head alone, so the head does not change the shares. Shares follow the nodes' speeds while they fit. A
+full node streams weights, or leaves some to others.
 
-Attention and FFN are cut independently (TPI-LLM, section 3.1). Attention is cut at KV heads. If more nodes take part,
-it is cut at query heads, with replicated KV heads.
+Attention and FFN are cut independently (TPI-LLM, section 3.1). Attention is cut at KV heads. If more nodes than KV
+heads take part, it is cut at query heads, with replicated KV heads.
 """
 
 import math
@@ -61,7 +61,7 @@ class ShareWeight:
 
 def apportion(weights: Sequence[float], units: int) -> list[int]:
     """Divides `units` in proportion to `weights` by largest remainder. The lower index wins a tie. Weights must be
-    finite, not negative and not all zero; zero gets nothing."""
+    finite, not negative and not all zero; a weight of zero gets nothing."""
     total = math.fsum(weights)
     quotas = [weight / total * units for weight in weights]
     counts = [math.floor(quota) for quota in quotas]
@@ -78,7 +78,7 @@ def apportion(weights: Sequence[float], units: int) -> list[int]:
 def apportion_within(
     weights: Sequence[float], units: int, most: Callable[[int, int], int]
 ) -> list[int] | None:
-    """Divides like `apportion`, with at most `most(index, part)` for a node."""
+    """Divides like `apportion`, but gives no node more than `most(index, part)`."""
     full: dict[int, int] = {}
     while True:
         free = [0.0 if index in full else weight for index, weight in enumerate(weights)]
@@ -112,7 +112,7 @@ def intervals(counts: Sequence[int]) -> list[Share]:
 
 
 def parse_shares(text: str, nodes: int) -> tuple[ShareWeight, ...]:
-    """Parses '3,1,2' or, for attention and FFN, 'a:f'. Raises UserError."""
+    """Parses weights like '3,1,2'; a weight 'a:f' is for attention and FFN. Raises UserError."""
     items = text.split(",")
     if len(items) != nodes:
         given, wanted = counted(len(items), "weight"), counted(nodes, "node")
@@ -161,7 +161,7 @@ def _check(model: ModelFacts, nodes: Sequence[NodeFacts], shares: tuple[NodeShar
 
 
 def solve(model: ModelFacts, nodes: Sequence[NodeFacts]) -> Plan | Infeasible:
-    """Finds shares with the fastest slowest node, within all memories and disks."""
+    """Finds the shares with which the slowest node takes the least time. Every share fits memory and disk."""
     bounds = [node_bound(model, rank, node) for rank, node in enumerate(nodes)]
     streaming = fractions(bounds)
     if streaming is None:
@@ -189,7 +189,7 @@ def _fastest(plans: Sequence[Plan | Infeasible]) -> Plan | None:
 def _of_fractions(
     model: ModelFacts, nodes: Sequence[NodeFacts], parts: Sequence[float], seconds: float
 ) -> list[Plan | Infeasible]:
-    """Makes plans of whole units. The last plan rounds `parts`."""
+    """Makes plans with whole units. The last plan has `parts` rounded to units."""
     rounded = evaluate(model, nodes, [ShareWeight(part, part) for part in parts])
     if isinstance(rounded, Plan) and rounded.layers_s <= _CLOSE * seconds:
         return [rounded]
@@ -222,7 +222,7 @@ def _timed(model: ModelFacts, nodes: Sequence[NodeFacts]) -> _SecondsOf:
 def _fit_whole_units(
     shape: LayerShape, parts: Sequence[float], limit_s: float, seconds_of: _SecondsOf
 ) -> tuple[NodeShare, ...] | None:
-    """Fits attention, then the FFN, into every node's room and time."""
+    """Cuts attention, then the FFN, so that every share fits its node and `limit_s`."""
 
     def has_room(rank: int, share: NodeShare) -> bool:
         return math.inf > seconds_of(rank, share) <= limit_s

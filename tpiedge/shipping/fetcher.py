@@ -1,6 +1,6 @@
 """Fills a worker's shard store with a share of a pack.
 
-Damaged ranges are requested again. After a crash `fetch` resumes from the last sync (every 64 MB or 2 s).
+Damaged ranges are requested again. After a crash `fetch` resumes from the last sync. It syncs every 64 MB or 2 s.
 """
 
 import contextlib
@@ -51,8 +51,8 @@ def fetch(
     sync_bytes: int = 64 << 20,
     clock: Clock | None = None,
 ) -> ShardCopy:
-    """Fetches the missing part of `share`. The caller closes the copy. `evict`: may delete unused packs. Raises
-    PeerError, DiskFull, UserError, Cancelled, EndpointClosed."""
+    """Fetches the missing part of `share`. The caller closes the copy. `evict`: the fetch may delete unused packs.
+    Raises PeerError, DiskFull, UserError, Cancelled, EndpointClosed."""
     clock = clock or MonotonicClock()
     window = RequestWindow(spoke, identity, clock, stopped)
     if not store.has(identity):

@@ -14,7 +14,7 @@ from tpiedge.transport.endpoint import DuplicateName, Endpoint, Unreachable
 from tpiedge.wire.data import Fetch, FetchFailed, FileChunk, FilePart
 
 LEAST_CHUNK = 1 << 16
-"""Bytes that a request may always ask for."""
+"""The number of bytes that a request may always ask for."""
 _NOTHING = memoryview(b"")
 
 
@@ -40,8 +40,8 @@ class FileBytes:
 
 
 class RequestWindow:
-    """Asks for bytes of `pack`. Nothing else may use `spoke` during a `stream`. Waits raise Cancelled once
-    `stopped()`."""
+    """Asks for bytes of `pack`. Nothing else may use `spoke` during a `stream`. Waits raise Cancelled once `stopped()`
+    is true."""
 
     def __init__(self, spoke: Endpoint, pack: str, clock: Clock, stopped: Callable[[], bool]) -> None:
         self._spoke = spoke

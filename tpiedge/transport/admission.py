@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class UnknownPeerPolicy:
-    """Limits the peers with unknown keys. A peer has one connection."""
+    """Limits the peers with unknown keys. Each of them has one connection."""
 
     name_of: Callable[[str], str]
     limit: int = 32  # places for peers, and further places for peers with tickets
@@ -105,7 +105,7 @@ class Admission:
             self._replace({**kept, key: name})
 
     def revoke(self, name: str, key: str = "") -> None:
-        """Refuses `key` and the key of `name` until `admit`. Drops what `name` still sends."""
+        """Refuses `key` and the key of `name` until `admit`. Drops messages that `name` still sends."""
         with self._lock:
             peer = self._unknown.pop(name, None)
             gone = [known for known, other in self._names.items() if other == name]
@@ -175,7 +175,7 @@ class Admission:
         return name
 
     def refusal(self, name: str, ticket: str, connection: TcpConnection | None) -> Message | None:
-        """Gives a place for a valid `ticket`, else returns the refusal."""
+        """Gives the peer a place if its `ticket` is valid. Otherwise returns the refusal."""
         policy, caller = self._policy, self._others.get(name)
         if policy is None or policy.accepts_ticket is None or caller is None or not caller.until:
             return None

@@ -1,10 +1,11 @@
-"""Watches a hub's connections. Cuts those that flood the hub, and unauthenticated ones that stay.
+"""Watches a hub's connections. Cuts those that flood the hub, and those that stay unauthenticated.
 
 libzmq's high-water mark counts messages, not bytes. And libzmq 4.3.5 may abort the process if it stops reading a
 connection. So libzmq reads without a bound here. This module compares the kernel's count of received bytes with the
 hub's.
 
-Unauthenticated connections are limited in time and number. The fullest address loses its oldest connection.
+Unauthenticated connections are limited in time and number. If there are too many, the address with the most connections
+loses its oldest.
 """
 
 import contextlib
@@ -57,7 +58,7 @@ _log = logging.getLogger(__name__)
 
 
 def overfull_address(addresses: Sequence[str]) -> str | None:
-    """Returns the overfull address. The last of `addresses` is new."""
+    """Returns the address with too many connections, if any. The last of `addresses` is the newest connection's."""
     counts = Counter(addresses)
     if counts[addresses[-1]] > UNAUTHENTICATED_PER_ADDRESS:
         return addresses[-1]
@@ -99,7 +100,8 @@ class Flow:
 class Backlog:
     """Watches one ROUTER in a thread until `close`. Make the Backlog before the bind.
 
-    `limit`: bytes of one admitted peer that may wait. If ended connections left more unread bytes, new ones are cut.
+    `limit`: bytes of one admitted peer that may wait. If ended connections left more unread bytes, new connections are
+    cut.
     """
 
     def __init__(self, router: zmq.Socket[bytes], limit: int, admission: Admission) -> None:

@@ -51,7 +51,7 @@ class MalformedMessage(ProtocolError):
 
 
 class LinkReset(PeerError):
-    """The connection of `peer` was made anew. Messages may be lost. `broke`: a text about it."""
+    """The connection of `peer` was made anew. Messages may be lost. `broke`: how it broke, in words."""
 
     def __init__(self, peer: str, cause: str = "") -> None:
         self.broke = f"broke and was made anew{cause and ': '}{cause}"
@@ -154,7 +154,7 @@ def _check_tensor(message: Message, count: int | None, plane: Plane) -> None:
 
 @dataclass(slots=True)
 class Counters:
-    """Counts of an endpoint. `refused`: handshakes and messages of no honest peer."""
+    """Counts of an endpoint. `refused`: handshakes and messages that no honest peer sends."""
 
     refused: int = 0
     bytes_sent: int = 0
@@ -162,7 +162,7 @@ class Counters:
 
 
 class Endpoint:
-    """A hub or a spoke. A hub needs the peer in `to`."""
+    """A hub or a spoke. A hub needs the peer's name in `to`."""
 
     address: str
 
@@ -200,11 +200,11 @@ class Endpoint:
         raise NotImplementedError
 
     def recv_frame(self, timeout_s: float) -> tuple[str, memoryview] | None:
-        """Returns (sender, frame) like `recv`, undecoded."""
+        """Returns (sender, frame) like `recv`, but does not decode the frame."""
         raise NotImplementedError
 
     def reducer(self, _exchange: "Exchange") -> "Reduce | None":
-        """Returns a native all-reduce; None if useless or impossible."""
+        """Returns a native all-reduce, or None if it would be useless or impossible."""
         return None
 
     def post(self, message: Message | Sequence[Message], to: str | None = None) -> None:

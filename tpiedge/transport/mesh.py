@@ -1,7 +1,7 @@
 """One endpoint over the links of a rank: a hub and spokes.
 
-All-reduces may run in native calls. A peer's messages stay in order: frames that a native reducer holds return to the
-links before Python or another reducer uses the links.
+All-reduces may run in native calls. A native reducer may hold received frames. It returns them to their links before
+Python or another reducer uses the links. So a peer's messages stay in order.
 """
 
 import functools

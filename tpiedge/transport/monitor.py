@@ -10,7 +10,8 @@ from zmq.utils.monitor import recv_monitor_message
 
 
 class LinkState(Enum):
-    """WAITING: for a handshake. REFUSED: by a hub, perhaps a false one. FAILED: wrong key."""
+    """WAITING: the link waits for a handshake. REFUSED: a hub, perhaps a false one, refused this key. FAILED: the hub
+    has another key."""
 
     WAITING = "waiting"
     UP = "up"
@@ -58,7 +59,7 @@ class LinkMonitor:
         return self.state
 
     def gave_up(self) -> bool:
-        """Whether libzmq will not mend a break. True once per break."""
+        """Whether the link broke and libzmq will not mend it. Returns True once per break."""
         self.poll()
         if self._broken_at is None or time.monotonic() - self._broken_at < _RETRY_S:
             return False

@@ -1,7 +1,7 @@
 """Does steady-state all-reduces in one native call (`native/reducer.h`).
 
-After a wake-up a Python call costs several times the usual. At anything unforeseen the native side stops and loses
-nothing: `recv_frame` first returns the unused frames.
+After a wake-up a Python call costs several times its usual time. If anything unforeseen happens, the native side stops
+and loses nothing: `recv_frame` first returns the unused frames.
 """
 
 import ctypes
@@ -27,7 +27,7 @@ class Combine(IntEnum):
     """The role of this endpoint. A non-finite f32 sum stops the call."""
 
     TAKE = 0
-    """Send the own part, replace it by the answer."""
+    """Send the own part, then replace it by the answer."""
     EXCHANGE = 1
     """Send the own part to all, add all parts in the order of ranks, round the sum."""
     SUM = 2
@@ -36,8 +36,8 @@ class Combine(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """Parameters of all-reduces of one shape. Parts and sum are rounded to `precision`; i32 wraps around. A call writes
-    its `place` at PLACE_AT of each header."""
+    """Parameters of all-reduces of one shape. Parts and sum are rounded to `precision`; sums of i32 wrap around. A call
+    writes its `place` at PLACE_AT of each header."""
 
     combine: Combine
     rank: int  # the own part's place in the sum (SUM: 0)
@@ -51,8 +51,8 @@ class Exchange:
 Reduce = Callable[[bytes, int], int]
 """`reduce(place, tensor)` all-reduces the contiguous tensor (f32 or int32) at the address `tensor` in place and returns
 DONE. If the call stops early, the tensor is unchanged, and the result is how many peers, in order, got this rank's
-frame. With Combine.SUM the frame has the sum, unrounded in `scratch`; if the result is 0, parts are still to be
-received. Never raises."""
+frame. With Combine.SUM the frame has the sum, unrounded in `scratch`; if the result is 0, some parts have not been
+received yet. Never raises."""
 
 
 class ReceivedFrame:
@@ -72,8 +72,8 @@ class ReceivedFrame:
 
 
 class NativeReducer:
-    """All-reduces over `links`, in order. For the sockets' owner only. `open` again after changed routes or admissions;
-    `close` after anything unforeseen."""
+    """Does all-reduces over `links`, in their order. Only the sockets' owner may use it. Call `open` again when routes
+    or admissions have changed. Call `close` after anything unforeseen."""
 
     def __init__(self, library: TransportLibrary, exchange: Exchange, links: Sequence["ZmqEndpoint"]) -> None:
         rows, columns = exchange.shape
@@ -112,7 +112,7 @@ class NativeReducer:
         return True
 
     def run(self, place: bytes, tensor: int) -> int:
-        """Runs as `Reduce` says. A result below DONE: further frames wait."""
+        """Runs like `Reduce`. Returns less than DONE if it is done but still holds received frames."""
         return int(self._dll.tpiedge_reducer_run(self.handle, place, tensor))
 
     def count_received(self) -> None:

@@ -45,7 +45,7 @@ def probe(host: str, port: int, timeout_s: float) -> Listener:
 
 
 def passes_large_packets(host: str, port: int, timeout_s: float) -> bool | None:
-    """Returns whether the longest packets pass, if known. Takes up to four times `timeout_s`."""
+    """Returns whether the longest packets pass, or None if this is unknown. Takes up to four times `timeout_s`."""
     try:
         return _passes_large_packets(host, port, timeout_s) or _passes_large_packets(host, port, timeout_s)
     except OSError:

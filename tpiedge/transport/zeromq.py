@@ -3,7 +3,7 @@
 A key identifies a peer; `admission` names it. A connection's first frame must have a routing id of that name:
 `name/nonce/ticket`. Only this hub learns the nonce, so no other process can take over the route. A second process with
 the key is refused while the first is connected. A spoke begins every connection with an empty frame, so the hub notices
-mended breaks.
+a connection made anew.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ _ADVICE = {
 
 @dataclass(frozen=True, slots=True)
 class _Peer:
-    """The peer behind a route. `connection`: None if already gone at the introduction."""
+    """The peer behind a route. `connection`: None if it was already gone at the introduction."""
 
     name: str
     address: str
@@ -106,7 +106,7 @@ class ZmqHub(ZmqEndpoint):
         return "" if peer is None else peer.address
 
     def is_connected(self, name: str) -> bool:
-        """Whether the kernel has a connection. Lost packets show only after seconds."""
+        """Whether the kernel has the peer's connection. It notices lost packets only after seconds."""
         with self.lock:
             route = self._routes.get(name)
             return route is not None and not self._closed and self._is_alive(route)
@@ -153,7 +153,7 @@ class ZmqHub(ZmqEndpoint):
         return True
 
     def _wait_to_send(self, timeout_s: float) -> None:
-        """Waits, and receives meanwhile: the peer may have to introduce itself."""
+        """Waits and receives meanwhile, because the peer may have to introduce itself."""
         held_bytes = sum(len(item[1]) for item in self._held if isinstance(item, tuple))
         if len(self._held) >= 256 or held_bytes >= self._plane.backlog_limit:
             time.sleep(timeout_s)
@@ -242,7 +242,7 @@ class ZmqHub(ZmqEndpoint):
 
 
 class ZmqSpoke(ZmqEndpoint):
-    """Connects to the hub at `address`, and again after breaks. `ticket`: gives an unknown key a place."""
+    """Connects to the hub at `address`, and again after breaks. `ticket`: it gives an unknown key a place."""
 
     _keeps_posts = True
 

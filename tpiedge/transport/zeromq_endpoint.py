@@ -120,7 +120,7 @@ class ZmqEndpoint(Endpoint):
         self.changes = ctypes.c_uint32()
         self._closed = False
         self._woken = False
-        #: The same lock for all ends of a mesh.
+        #: All ends of a mesh have the same lock.
         self.lock = threading.RLock()
         self._wakeup = Wakeup()
         self._context = context or ZmqContext(io_threads)
@@ -171,7 +171,7 @@ class ZmqEndpoint(Endpoint):
 
     @property
     def is_free(self) -> bool:
-        """Whether nothing must be sent or received first. Hold the lock."""
+        """Whether the endpoint is open, and no posted or held frames wait. Hold the lock."""
         return not (self._closed or self._posted or self._held)
 
     def route_to(self, name: str) -> tuple[bytes, Flow] | None:
@@ -179,7 +179,7 @@ class ZmqEndpoint(Endpoint):
         raise NotImplementedError
 
     def requeue(self, route: bytes, frame: ReceivedFrame) -> None:
-        """Makes `recv_frame` return the frame, after earlier requeued ones."""
+        """Makes `recv_frame` return the frame, after frames that were requeued earlier."""
         item = self._sort(route, frame)
         if item is not None:
             self._held.append(item)
@@ -224,7 +224,7 @@ class ZmqEndpoint(Endpoint):
         raise NotImplementedError
 
     def _receive(self, flags: int) -> Item | None:
-        """Receives one message for the owner, or None. Raises zmq.Again."""
+        """Receives one message. Returns None if it is not for the owner. Raises zmq.Again if no message waits."""
         raise NotImplementedError
 
     def _try_send(self, frame: Buffer, to: str | None) -> bool:
@@ -269,7 +269,7 @@ class ZmqEndpoint(Endpoint):
             self._wakeup.silence()
 
     def _receive_next(self, flags: int) -> Item | None:
-        """Returns the next message for the owner. `flags` 0: waits 20 ms."""
+        """Returns the next message for the owner. With `flags` 0, waits up to 20 ms."""
         for _ in range(100):
             try:
                 item = self._receive(flags)

@@ -6,7 +6,7 @@
 The second form has FLAT_BYTES, so the tensor follows aligned. No MessagePack begins with 0xC1. No tag is used twice.
 PROTOCOL grows when fields change.
 
-Anything but one valid message raises ProtocolError. Handling a message takes at most a few times its size.
+Anything but one valid message raises ProtocolError. Handling a message takes at most a few times its size in memory.
 """
 
 import struct
@@ -122,7 +122,7 @@ def _decoder(kind: Any) -> "msgspec.msgpack.Decoder[Any]":
 
 @cache
 def _array(kind: Any, more: int) -> bytes:
-    """Returns the first bytes of an array: `kind`'s fields and `more` items."""
+    """Returns the first bytes of an array with `kind`'s fields and `more` items."""
     count = len(kind.__struct_fields__) + more
     return bytes((0x90 + count,)) if count < 16 else struct.pack(">BH", 0xDC, count)
 

@@ -1,4 +1,4 @@
-"""Messages of the control plane: the master and each node."""
+"""Messages of the control plane, between the master and each node."""
 
 from dataclasses import dataclass
 from typing import Annotated, Final, Literal
@@ -19,12 +19,12 @@ class Hello(f.NodeMessage, frozen=True, tag=32):
 
 
 class KVSnapshot(f.Wire, frozen=True):
-    """KV pages saved by the nodes of `epoch`."""
+    """The KV pages that the nodes of `epoch` saved."""
 
     epoch: f.U32
     pages: f.U32
     private: bool  # keep the pages out of the prefix cache
-    #: The (rank, head) that rank 0 sends; other heads are on the node's machine.
+    #: The (rank, head) pairs that rank 0 sends; other heads are on the node's machine.
     scattered: Annotated[tuple[tuple[f.U32, f.U32], ...], Meta(max_length=f.MAX_MOVES)]
 
 
@@ -90,7 +90,8 @@ class Ready(f.NodeMessage, frozen=True, tag=36):
 
 
 class Heartbeat(f.NodeMessage, frozen=True, tag=37):
-    """Node to master, regularly: the engine's progress. `reading` (rank 0): computed tokens of each prompt."""
+    """Node to master, regularly: the engine's progress. `reading` (rank 0): how many tokens of each prompt are
+    computed."""
 
     step: f.U64
     block: f.U32
@@ -129,7 +130,7 @@ class Generate(f.EpochMessage, frozen=True, tag=40):
 class Compile(f.EpochMessage, frozen=True, tag=56):
     """Master to rank 0: compile a request's grammar before Generate.
 
-    The answer is Compiled, Failed or, after Cancel, Finished. Requests of one `group` share a grammar while any lasts.
+    The answer is Compiled, Failed or, after Cancel, Finished. Requests of one `group` share a grammar while they last.
     """
 
     request: GenerationRequest
@@ -149,12 +150,13 @@ class Halt(f.EpochMessage, frozen=True, tag=51):
     following: f.U32  # the next epoch
     kept: Annotated[tuple[f.UnitRange, ...], Meta(max_length=f.MAX_NODES)]  # heads that each rank saves
     stored: Annotated[tuple[f.U32, ...], Meta(max_length=f.MAX_MOVES)]  # further heads that rank 0 saves
-    #: The (rank, head) of other ranks that rank 0 saves.
+    #: The (rank, head) pairs of other ranks that rank 0 saves.
     gathered: Annotated[tuple[tuple[f.U32, f.U32], ...], Meta(max_length=f.MAX_MOVES)]
 
 
 class Halted(f.NodeMessage, frozen=True, tag=52):
-    """Rank 0 to master: no more tokens are drawn. `pages`: saved for the epoch `following`; 0: see `why`."""
+    """Rank 0 to master: no more tokens are drawn. `pages`: how many are saved for the epoch `following`; if 0, `why`
+    has the reason."""
 
     following: f.U32
     pages: f.U32
@@ -175,7 +177,7 @@ class Token(f.EpochMessage, frozen=True, tag=41):
 
 
 class PromptScores(f.EpochMessage, frozen=True, tag=48):
-    """Rank 0 to master: log probabilities of the prompt from `first` on. `likeliest`: equally many tokens for each."""
+    """Rank 0 to master: log probabilities of the prompt from `first` on. `likeliest`: equally many per position."""
 
     request: f.Name
     first: f.U32
@@ -235,7 +237,7 @@ class Cancel(f.EpochMessage, frozen=True, tag=44):
 
 
 class AskStats(f.EpochMessage, frozen=True, tag=45):
-    """Master to node: send Stats. `timeline`: all nodes record the next step without prompts."""
+    """Master to node: send Stats. `timeline`: all nodes record the next step that computes no prompt."""
 
     timeline: bool = False
 

@@ -15,7 +15,7 @@ CANCEL = 1
 
 
 class Segment(f.Wire, frozen=True):
-    """New positions of the sequence in `slot`. `wanted`: how many last positions need logits."""
+    """New positions of the sequence in `slot`. `wanted`: how many of its last positions need logits."""
 
     slot: f.U32
     start: f.U32
@@ -33,7 +33,7 @@ class TableChange(f.Wire, frozen=True):
 
 
 class StepPlan(f.EpochMessage, frozen=True, tag=1):
-    """Rank 0 to all: take a step. `tables` change first."""
+    """Rank 0 to all: change the `tables`, then take a step."""
 
     step: f.U64
     segments: Annotated[tuple[Segment, ...], Meta(max_length=f.MAX_SEGMENTS)]
@@ -56,7 +56,7 @@ class SavePages(f.EpochMessage, frozen=True, tag=9):
     pages: Annotated[tuple[f.U32, ...], Meta(max_length=f.MAX_PAGES)]
     #: Each rank's KV heads to save on its machine.
     kept: Annotated[tuple[f.UnitRange, ...], Meta(max_length=f.MAX_NODES)]
-    #: The (rank, head) to send to rank 0.
+    #: The (rank, head) pairs to send to rank 0.
     gathered: Annotated[tuple[tuple[f.U32, f.U32], ...], Meta(max_length=f.MAX_MOVES)]
 
 
@@ -69,7 +69,7 @@ class Hidden(f.EpochMessage, frozen=True, tag=2):
 
 
 class BlockMessage(f.EpochMessage, frozen=True):
-    """Belongs to a block of a chunk."""
+    """A message that belongs to a block of a chunk."""
 
     step: f.U64
     block: f.U32
@@ -77,7 +77,7 @@ class BlockMessage(f.EpochMessage, frozen=True):
 
 
 class Partial(BlockMessage, frozen=True, tag=3):
-    """A node's summand. No tensor for an empty share."""
+    """A node's summand. A node with an empty share sends no tensor."""
 
     flags: f.U8
     sender: f.Rank
@@ -99,7 +99,7 @@ class Gathered(BlockMessage, frozen=True, tag=5):
 
 
 class Slice(BlockMessage, frozen=True, tag=6):
-    """A slice of a summand or sum. No tensor for an empty share. `hop` counts from 0."""
+    """A slice of a summand (`hop` 0) or sum (1). A node with an empty share sends no tensor of a summand."""
 
     flags: f.U8
     hop: f.U8
@@ -108,7 +108,7 @@ class Slice(BlockMessage, frozen=True, tag=6):
 
 
 class Survey(f.EpochMessage, frozen=True, tag=7):
-    """Rank 0 to all, before the first step: node `turn` measures links to lower ranks. Turn 0: end."""
+    """Rank 0 to all, before the first step: node `turn` measures links to lower ranks. Turn 0 ends the survey."""
 
     turn: f.Rank
 
@@ -123,7 +123,7 @@ class MeasuredLink(f.Wire, frozen=True):
 
 
 class LinkReport(f.EpochMessage, frozen=True, tag=8):
-    """Node to rank 0, after its turn: links to reachable lower ranks."""
+    """Node to rank 0, after its turn: its links to the lower ranks that it can reach."""
 
     sender: f.Rank
     host: f.Name
@@ -136,7 +136,8 @@ FilePart = Literal["manifest", "hashes", "blob"]
 
 
 class Fetch(f.EpochMessage, frozen=True, tag=80):
-    """Worker to master: send bytes of a file of `pack` (the sha256 of its manifest). A manifest may end earlier."""
+    """Worker to master: send bytes of a file of `pack` (the sha256 of its manifest). The answer may be shorter for a
+    manifest."""
 
     number: f.U32
     pack: Digest

@@ -1,8 +1,8 @@
 """Messages between the master and the agents.
 
 Life of an epoch: Prepare -> Preparing* -> Prepared -> Launch -> Spawned -> (the node's own messages, `control.py`) ->
-NodeEnded. Release ends it early. NodeEnded without Spawned: preparing failed. The previous epoch may serve until
-Launch. An agent without a node writes epoch 0. Prefetch and Prefetched belong to no epoch.
+NodeEnded. Release ends it early. NodeEnded without Spawned means that preparing failed. The previous epoch may serve
+until Launch. An agent without a node writes epoch 0. Prefetch and Prefetched belong to no epoch.
 """
 
 from dataclasses import dataclass
@@ -122,7 +122,8 @@ class MasterPulse(f.EpochMessage, frozen=True, tag=103):
 
 
 class Prefetch(f.EpochMessage, frozen=True, tag=111):
-    """Master to agent: prefetch only these shares (attention, ffn), at rest, while the disk has room."""
+    """Master to agent: from now on prefetch only these shares (attention, ffn), while the cluster is at rest and the
+    disk has room."""
 
     number: f.U32
     pack: PackId

@@ -52,7 +52,7 @@ class Message(Wire, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Inclusive bounds of a user's number."""
+    """Inclusive bounds of a number that a user gives."""
 
     low: float
     high: float

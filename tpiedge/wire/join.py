@@ -1,6 +1,7 @@
 """Messages by which a worker joins. Every version of tpiedge reads them.
 
-Their fields never change; a change needs a new tag. So master and worker can name their versions.
+Their fields never change; a change needs a new tag. So a master and a worker of different versions can tell each other
+their versions.
 """
 
 from typing import Annotated, Literal
@@ -72,7 +73,7 @@ class Reveal(Message, frozen=True, tag=69):
 
 
 class PairingResult(Message, frozen=True, tag=70):
-    """Master to worker: `proof` that the user typed the code here, or else a `message`."""
+    """Master to worker: `proof` that the user typed the code at the master, or else a `message`."""
 
     proof: Blob
     message: Text

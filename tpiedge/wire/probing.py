@@ -12,7 +12,7 @@ _SHORTEST_S = 1e-6
 
 @dataclass(frozen=True)
 class LinkSpeed:
-    """`bytes_per_s`: from the answering peer to this peer."""
+    """A link's speed. `bytes_per_s`: from the answering peer to this peer."""
 
     round_trip_s: float
     bytes_per_s: float
@@ -36,7 +36,7 @@ class Probing:
         return Probe(self.epoch, self._number, self.payload_bytes if self._number > _EMPTY else 0)
 
     def receive(self, echo: Echo, now: float) -> Probe | LinkSpeed | None:
-        """Returns the next probe or the result; None for a foreign echo."""
+        """Returns the next probe or the result; None for an echo of another probe."""
         if echo.number != self._number:
             return None
         self._trips.append(max(now - self._sent, _SHORTEST_S))

@@ -32,7 +32,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """The texts that an answer may be."""
+    """The texts that are allowed as an answer."""
 
     kind: GrammarKind
     text: Annotated[str, Meta(max_length=MAX_GRAMMAR)]  # not parsed here

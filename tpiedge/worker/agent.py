@@ -304,7 +304,7 @@ class Agent:
             self._make_offer()
 
     def _start_probe(self, now: float) -> None:
-        """Probes the path to a silent master, or after a node's end."""
+        """Probes the path to the master, when it is silent or a node has ended."""
         self._probed_at = now
         if self._probing.idle:
             self._probing.start(lambda _cancelled: self._probe_path())

@@ -17,7 +17,8 @@ _T = TypeVar("_T")
 
 
 class Background(Generic[_T]):
-    """Runs one piece of work after the other. For one thread. Only `close` blocks. `drop` gets cancelled results."""
+    """Runs one piece of work after the other. For one thread only. Only `close` blocks. `drop` gets the results of
+    cancelled work."""
 
     def __init__(self, name: str, drop: Callable[[_T], None] = lambda _result: None) -> None:
         self._name = name
@@ -28,11 +29,11 @@ class Background(Generic[_T]):
 
     @property
     def idle(self) -> bool:
-        """Whether no outcome is left and no thread runs."""
+        """Whether no thread runs and no outcome is left to pop."""
         return self._outcome is None and (self._thread is None or not self._thread.is_alive())
 
     def start(self, work: Callable[[threading.Event], _T]) -> None:
-        """Cancels the previous work, then runs `work`. The event must end `work` soon."""
+        """Cancels the previous work, then runs `work`. When the event is set, `work` must end soon."""
         self.cancel()
         cancelled, before = self._cancelled, self._thread
         outcome: Future[_T | TpiedgeError] = Future()
@@ -87,7 +88,7 @@ class Background(Generic[_T]):
 
 
 class Prefetcher:
-    """Fetches shards for loss plans. For one thread."""
+    """Fetches shards for loss plans. For one thread only."""
 
     def __init__(self, weights: Provision, clock: Clock) -> None:
         self._weights = weights
@@ -106,7 +107,7 @@ class Prefetcher:
         self._work.cancel()
 
     def step(self, *, at_rest: bool) -> Prefetched | None:
-        """Fetches missing shards while `at_rest`. Returns a report of success or a new error."""
+        """Fetches missing shards while `at_rest`. Returns a report once all have arrived, or for a new error."""
         order = self._order
         if not at_rest:
             self.pause()

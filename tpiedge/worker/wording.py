@@ -41,7 +41,7 @@ def spare_line(spare: Spare, host: str) -> str:
 
 
 def stopped_line(cause: str) -> str:
-    """Says why the machine's node ended, perhaps by another node's loss."""
+    """Says why the machine's node ended, perhaps because another node was lost."""
     words = sanitised_line(cause)
     ended = _ENDED.fullmatch(words)
     words = ended[1] if ended else words
