@@ -93,7 +93,7 @@ class DiskFull(ResourceError):
 
     @classmethod
     def at(cls, path: Path) -> "DiskFull":
-        """Returns the error for `path`: bytes or inodes are lacking."""
+        """Returns the error for `path`, whose file system lacks bytes or inodes."""
         return cls.of_inodes(path) or cls(f"no space left for {path}: free some")
 
     @classmethod

@@ -1,6 +1,6 @@
 """Quotas: each client may use part of a total. Pure. A client is an API key or an address.
 
-Law: no client has more than half, rounded up, nor more than others leave."""
+Law: no client has more than half of the total, rounded up, nor more than others leave."""
 
 import heapq
 from collections import Counter, deque
@@ -12,7 +12,7 @@ def quota_of(total: int) -> int:
 
 
 def within_quota(own: int, taken: int, total: int, count: int = 1) -> bool:
-    """Whether a client with `own` may have `count` more. `taken`: by all."""
+    """Whether a client with `own` may have `count` more. `taken`: what all clients have."""
     return count == 0 or own + count <= min(quota_of(total), total - taken)
 
 

@@ -3,9 +3,9 @@
 Laws:
 1. While record and disk have room, an event is recorded before it enters the log. The log keeps all events. A new
    reader replaces the previous one.
-2. An answer waits LEFT_S for a reader, or BRIEFLY_S if it is unfinished and unrecorded; then it is deleted. A recorded
-   answer that a GET collects whole waits UNFINISHED_S while unfinished, then COLLECTED_WITHIN_S. So does an earlier
-   master's unstreamed answer. An earlier master's stream waits `grace_s`.
+2. An answer waits LEFT_S for a reader, or BRIEFLY_S if it is unfinished and unrecorded; then it is deleted. Two kinds
+   wait UNFINISHED_S while unfinished and COLLECTED_WITHIN_S afterwards: recorded answers that a GET collects whole, and
+   an earlier master's unstreamed answers. An earlier master's streams wait `grace_s`.
 3. An unfinished choice's error fails all choices.
 4. A record is deleted when its answer is ended, fails while the master runs, or its client got an error."""
 
@@ -41,14 +41,14 @@ class Queue(Protocol):
         """Raises QueueFull, NotServing, or UserError."""
 
     def postpone(self, count: int, client: str) -> None:
-        """Announces later requests; a negative `count` withdraws some. Raises QueueFull."""
+        """Announces `count` later requests; a negative `count` withdraws announced requests. Raises QueueFull."""
 
     def resume(self, request: GenerationRequest, said: Sequence[AnswerPart]) -> PendingAnswer:
-        """Resumes a request after the parts `said`. Raises NotServing."""
+        """Resumes a request whose answer has the parts `said` already. Raises NotServing."""
 
 
 class Superseded(TpiedgeError):
-    """Another connection reads the answer."""
+    """Another connection now reads the answer."""
 
 
 class ServerEnds(TpiedgeError):
@@ -96,7 +96,7 @@ class AnswerLog:
 
     @classmethod
     def recovered(cls, found: FoundAnswer, now: Callable[[], float], grace_s: float) -> Self:
-        """Makes the log of an earlier master's answer. A stream waits `grace_s`."""
+        """Makes the log of an earlier master's answer. A streamed answer waits `grace_s` for a reader."""
         log = cls(found.question, found.record, now)
         log._counted = False
         for choice, event in found.said:
@@ -136,7 +136,7 @@ class AnswerLog:
             return limit_s if self._now() - self._unread_since > limit_s else None
 
     def follow(self, choices: Choices, queue: Queue) -> None:
-        """Starts threads that fill the log. Call it once. Raises RuntimeError without a free thread."""
+        """Starts threads that fill the log. Call it once. Raises RuntimeError if no thread can start."""
         with self._lock:
             self._queue, self._generations, self._left = queue, dict(choices[0]), deque(choices[1].items())
             self._update_has_reader()
@@ -342,7 +342,7 @@ class AnswerReader:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def next(self, within_s: float) -> ChoiceEvent | None:
-        """Returns the next event, or None after `within_s`. Raises what ended the reading."""
+        """Returns the next event, or None after `within_s`. Raises the error that ended the reading."""
         found = self._next_event()
         if found is not None:
             return found

@@ -62,7 +62,7 @@ class RecordFile:
         return not self._doomed
 
     def write(self, lines: bytes) -> bool:
-        """Repeats failed writes, writes `lines`; returns whether all are written."""
+        """Repeats failed writes, then writes `lines`. Returns whether all lines are written."""
         with self._lock:
             if self._fd is None or self._doomed:
                 return False
@@ -86,7 +86,7 @@ class RecordFile:
             self._close()
 
     def delete(self) -> None:
-        """Deletes the record in another thread. Idempotent; no effect after `keep`."""
+        """Deletes the record in another thread. Idempotent. Has no effect after `keep`."""
         if not self._doomed:
             self._doomed = True
             self._later(self._delete)
@@ -140,7 +140,7 @@ def event_bytes(event: AnswerEvent) -> int:
 
 
 def event_line(choice: int, event: AnswerEvent) -> bytes:
-    """Returns the event's line: a token's id, or a list; b"" if it is not recorded."""
+    """Returns the event's line: a token's id, or a list. Returns b"" for an event that is not recorded."""
     match event:
         case Finished(reason="cancel"):  # later masters resume cancelled choices
             return b""

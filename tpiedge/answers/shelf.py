@@ -1,8 +1,8 @@
 """All answers, and their bounds.
 
-Answers without a reader take at most LEFT_BYTES of memory, one client's at most half. Beyond that, the client that
-holds most loses its oldest answers. At most MOST_RECOVERED answers of the previous master stay: unfinished answers
-first, and of each kind the latest."""
+Answers without a reader take at most LEFT_BYTES of memory; those of one client take at most half of it. If answers
+exceed a limit, the client that holds most loses its oldest answers. At most MOST_RECOVERED answers of the previous
+master stay. Finished answers are deleted before unfinished ones, and older answers before later ones."""
 
 import logging
 import threading
@@ -69,8 +69,8 @@ class AnswerShelf:
         return len(resumed)
 
     def accept(self, question: Question, client: str, make: Callable[[], RecordFile | None]) -> AnswerReader:
-        """Submits a request. `make` creates its record. Raises like Queue.submit; RuntimeError without a free
-        thread."""
+        """Submits a request. `make` creates its record. Raises like Queue.submit, and RuntimeError if no thread can
+        start."""
         choices = _first(question.requests, client, self._queue)
         answer = AnswerLog(question, make(), self._now, client)
         reader = answer.read()
@@ -113,7 +113,7 @@ class AnswerShelf:
             answer.interrupt(ServerEnds())
 
     def close(self, limit_s: float = 0.0) -> None:
-        """Keeps undelivered answers recorded. Waits for all threads, `limit_s` in total. Idempotent."""
+        """Keeps the records of undelivered answers. Waits for all threads, `limit_s` in total. Idempotent."""
         for answer in self._all():
             answer.keep()
         deadline = time.monotonic() + limit_s
@@ -142,7 +142,8 @@ class AnswerShelf:
 
 
 def _first(requests: Sequence[GenerationRequest], client: str, queue: Queue) -> Choices:
-    """Submits choices while possible. Returns (submitted, remaining). Raises like Queue.submit."""
+    """Submits at most AT_ONCE choices, until the queue is full. Returns (submitted, remaining). Raises like
+    Queue.submit."""
     generations: dict[int, PendingAnswer] = {}
     try:
         for choice, request in enumerate(requests[:AT_ONCE]):

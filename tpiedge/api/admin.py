@@ -119,8 +119,8 @@ class Admin:
         return Route(f"/admin/nodes/{what}", endpoint, methods=["GET"])
 
     def _order(self, verb: str, field: str, answered: str, act: Callable[[str], str | Future[str]]) -> Route:
-        """Makes an order's route. `field`: key of the worker in the request. `answered`: key of the result in the
-        answer."""
+        """Makes the route of an order to the master. `field`: the request's key for the worker. `answered`: the
+        answer's key for the result."""
         table = word_body(field, "")
 
         async def endpoint(request: Request) -> Response:

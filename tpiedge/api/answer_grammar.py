@@ -98,7 +98,8 @@ def _only(given: Mapping[str, Grammar | None]) -> tuple[Grammar | None, str]:
 
 
 def schema_of_grammar(fields: BodyFields, key: str, schema: object, *, strict: bool = False) -> t.JsonSchema:
-    """Returns the enforceable part of the schema. Raises ApiError, if `strict` for other keywords."""
+    """Returns the part of the schema that a grammar can enforce. Other keywords are reported or, if `strict`, refused.
+    Raises ApiError."""
     param = fields.name(key)
     try:
         held = GrammarSchema(check_schema(schema, param))

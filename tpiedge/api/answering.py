@@ -3,8 +3,8 @@
 Laws:
 
 1. A stream that fails ends with an error event and an unfinished body. One choice's error fails all choices.
-2. A stream begins with its first event or, after `_OPEN_S`, a ping. A slow whole answer begins with blank lines.
-   Earlier failures have an HTTP status.
+2. A stream begins with its first event or, after `_OPEN_S`, a ping. A slow whole answer begins with blank lines. A
+   failure before the first byte has an HTTP status.
 3. A client whose headers name its read timeout gets a byte within half that time.
 4. Events of a resumable answer are numbered from 1 and depend on its tokens alone. If the server ends, a recorded
    answer breaks off without an error."""
@@ -50,8 +50,8 @@ class Aborted(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """An accepted request and its reader. `after`: the client's last event; None before the client knows the answer's
-    id. `ignored`: ignored fields."""
+    """An accepted request and its reader. `after`: the number of the client's last event; None until the client knows
+    the answer's id. `ignored`: ignored fields."""
 
     accepted: AcceptedRequest
     form: AnswerForm
@@ -70,7 +70,7 @@ class Answering:
         self._form = work.form.write(work.accepted, service.tokenizer)
 
     async def deliver(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        """Sends the answer. Raises Disconnected; ApiError before the first byte, Aborted after it."""
+        """Sends the answer. Raises Disconnected. Raises ApiError before the first byte, Aborted after it."""
         reason: DisconnectReason | None = None
         named, stream = self._work.after is not None, self._form.reply.stream
         # The client of a whole answer without a record rarely learns its id before the end.
@@ -119,7 +119,8 @@ class Answering:
         self._reader.end(why)
 
     async def _pieces(self, quiet_s: float) -> AsyncIterator[tuple[int, TextPiece] | None]:
-        """Yields (choice, piece), or None when a sign of life is due. `quiet_s`: until the first."""
+        """Yields (choice, piece), or None when a sign of life is due. `quiet_s`: seconds until the first sign of
+        life."""
         now = asyncio.get_running_loop().time
         due = now() + quiet_s
         open_choices, stream = set(range(len(self._form.transcripts))), self._form.reply.stream

@@ -129,7 +129,8 @@ def _read(fields: t.BodyFields, service: Service, maximum: int) -> ParsedRequest
 
 
 def _turn(messages: Sequence[t.BodyFields], role: str, *, begun: bool) -> list[Json]:
-    """Joins messages of one role, after tool results. `begun`: the answer continues the message."""
+    """Joins consecutive messages of one role. Tool results come before the joined message. `begun`: the answer
+    continues the message."""
     texts: list[str] = []
     reasoning, calls, results = "", list[Json](), list[Json]()
     for message in messages:

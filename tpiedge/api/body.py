@@ -26,8 +26,8 @@ class Disconnected(Exception):
 async def read_body(
     receive: Receive, announced: str | None, limit: int, limit_s: float, reserve: Callable[[int], None]
 ) -> bytearray:
-    """Returns the body. `announced`: its length by the header. `reserve` gets each part's size and may raise. Raises
-    Disconnected, ApiError 408 (time), ApiError 413 (size)."""
+    """Returns the body. `announced`: its length according to the header. `reserve` gets each part's size and may raise.
+    Raises Disconnected, ApiError 408 (time), ApiError 413 (size)."""
     if announced is not None and int(announced) > limit:  # h11 has checked that it is a number
         raise _too_large(f"{announced[:20]} bytes", limit)
     body = bytearray()
@@ -51,7 +51,7 @@ async def read_body(
 
 
 async def discard(receive: Receive, limit_s: float) -> None:
-    """Reads on for `limit_s`: unread bytes would reset the connection too early."""
+    """Reads and drops the body for `limit_s`. Unread bytes would reset the connection too early."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(limit_s):
             while (message := await receive())["type"] == "http.request" and message.get("more_body", False):
@@ -103,8 +103,8 @@ def parse_object(body: bytes | bytearray, max_values: int) -> dict[str, object]:
 def parse(
     data: bytes | bytearray, most: int, before: int = 0, errors: str = "strict", **hooks: Any
 ) -> tuple[Any, int]:
-    """Returns (value, count): `before` plus about one per value. `hooks`: for json.loads. Raises ValueError, or
-    Excessive above `most` or the depth limit."""
+    """Returns (value, count). The count is `before` plus about one for each value. `hooks`: for json.loads. Raises
+    ValueError; Excessive if the count exceeds `most`, or the depth its limit."""
     count = before + sum(map(data.count, (b",", b"[", b"{")))
     if count > most:
         raise Excessive(f"has more than {most} values")

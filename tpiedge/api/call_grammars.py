@@ -50,7 +50,8 @@ class _Style:
 def call_or_form_grammar(
     tools: ParsedTools, form: CallForm, answer: Grammar | None, param: str, service: Service
 ) -> Grammar | None:
-    """Makes a grammar of calls or, unless they are required, of `answer` from field `param`. Raises ApiError."""
+    """Makes a grammar of an answer: calls or, if no call is required, also `answer` (the grammar from field `param`).
+    Raises ApiError."""
     start, rules = "start: calls", _calls(tools, form, service)
     if tools.required:
         param = tools.field

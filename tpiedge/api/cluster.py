@@ -1,7 +1,7 @@
 """`GET /admin/cluster` shows the cluster to `tpiedge top` and the page.
 
-A machine's rates are measured between arrivals of its counters, tokens per second between looks. Parts of a step's time
-are means over the last seconds."""
+A machine's rates are measured from one arrival of its counters to another. Tokens per second are measured between
+requests for this picture. Parts of a step's time are means over the last seconds."""
 
 import math
 from collections import deque
@@ -155,7 +155,7 @@ def _part(units: tuple[int, int], of: int) -> float:
 
 
 def _memory(node: NodeStatus) -> _JsonObject:
-    """Returns bytes; 0: unknown. A `budget_bytes` of 0 means no limit."""
+    """Returns amounts of memory in bytes; 0 means unknown. A `budget_bytes` of 0 means no limit."""
     stats = node.counters
     weights, window, kv, reserved, program, peak = node.weight_bytes, 0, 0, 0, 0, 0
     if stats is not None:
@@ -186,7 +186,7 @@ def _step(node: NodeStatus, means: Mapping[int, Mapping[str, float]]) -> Mapping
 
 
 def _request(line: RequestLine, sender: Mapping[str, str] | None) -> _JsonObject:
-    """Rounds times, so that an idle picture stays the same."""
+    """Describes a request. Rounds its times, so that an idle picture stays the same."""
     shown, reading = asdict(line), line.reading
     del shown["client"]  # it would help to guess keys
     if reading is not None:

@@ -41,7 +41,7 @@ _DEPLOYMENT_KEY: Final = "tpiedge.deployment"
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """Accepts requests and finds their answers. `records`: for the next server."""
+    """Accepts requests and finds their answers. `records`: keep answers for the next server."""
 
     service: Service
     intake: Intake
@@ -105,7 +105,7 @@ class Answers:
 
 
 def _last_event(request: Request) -> int | None:
-    """Returns the client's last event; None asks for the whole answer. Raises ApiError."""
+    """Returns the number of the client's last event; None asks for the whole answer. Raises ApiError."""
     given, name, first = request.headers.get("last-event-id"), "the header Last-Event-ID", 1
     if given is None:
         if request.query_params.get("stream") != "true":

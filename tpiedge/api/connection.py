@@ -1,7 +1,8 @@
 """Limits the connections of the HTTP port and their cost.
 
-Each client has a quota of connections, because workers need descriptors, too. Sending a head and reading an answer have
-deadlines. Lines and chunks are costly to parse: in each iteration, the event loop parses one piece per client."""
+Each client has a quota of connections, because workers need descriptors, too. A client has deadlines for sending a
+request's head and for reading an answer. Lines and chunks are costly to parse. So each iteration of the event loop
+parses one piece per client."""
 
 import asyncio
 import contextlib
@@ -33,8 +34,8 @@ _log = logging.getLogger(__name__)
 
 
 class HttpListener(socket.socket):
-    """A listening socket for `limit` connections, with a quota per address. Closes further connections, after a 503 if
-    `plain`. One event loop must accept until BlockingIOError. Raises UserError."""
+    """A listening socket for `limit` connections, with a quota per address. Closes further connections; if `plain`,
+    sends 503 first. One event loop must accept until BlockingIOError. Raises UserError."""
 
     def __init__(self, at: Address, limit: int, *, plain: bool) -> None:
         self._plain = plain
@@ -171,7 +172,7 @@ class HttpConnection(H11Protocol, asyncio.BufferedProtocol):
             self.transport.pause_reading()
 
     def handle_events(self) -> None:
-        """Schedules parsing. uvicorn calls this method after an answer."""
+        """Schedules the parsing of received bytes. uvicorn also calls this method after an answer."""
         self._ask()
 
     def on_response_complete(self) -> None:

@@ -24,7 +24,7 @@ def docs_routes() -> list[Route]:
 
 @cache
 def docs_page(version: str) -> str:
-    """Returns the document as HTML; `version` is the part of the page's addresses that names its files."""
+    """Returns the document as HTML. `version`: the digest in the addresses of the page's files."""
     shown, about = document(), document()["info"]
     operations = [
         (f"{method}-{path}", method.upper(), path, operation)
@@ -119,7 +119,8 @@ def _limits(schema: t.JsonSchema) -> Iterator[str]:
 
 
 def _forms(schema: t.JsonSchema) -> Mapping[str, t.JsonSchema]:
-    """Returns the forms of the objects that a value may hold, by what tells them apart; equal forms are one."""
+    """Returns the forms of the objects that a value may hold. The keys are the constant fields that distinguish forms.
+    Equal forms are joined."""
     labels: dict[str, list[str]] = {}
     found: dict[str, t.JsonSchema] = {}
     for form in _objects(schema):

@@ -66,8 +66,8 @@ class ApiError(Exception):
 
 
 class PromptTooLong(ApiError):
-    """A prompt of more than `maximum` tokens. `size`: the message's first words. `tokens`: a lower bound. `text`: the
-    prompt, if not counted."""
+    """A prompt of more than `maximum` tokens. `size`: the message's first words. `tokens`: a lower bound of the
+    prompt's tokens. `text`: the prompt, if its tokens were not counted."""
 
     def __init__(self, size: str, tokens: int, maximum: int, param: str, text: str = "") -> None:
         # Clients that read "maximum context length is" shorten the conversation.
@@ -81,7 +81,8 @@ def refused(message: str, param: str | None = None, code: str = "invalid_value")
 
 
 def of_exception(error: BaseException, grammar: str | None = None) -> ApiError:
-    """Makes an ApiError; of a defect, clients get only the type. `grammar`: the field that restricts the answer."""
+    """Makes an ApiError. If the error is a defect, clients learn only its type. `grammar`: the field that restricts the
+    answer."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, QueueFull):

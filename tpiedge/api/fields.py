@@ -35,18 +35,18 @@ _SENT: Final = {str: "a string", bool: "a boolean", dict: "an object", list: "an
 
 
 class Unsupported(JsonSchema):
-    """The schema of an unsupported field. `details`: for the error."""
+    """The schema of an unsupported field. `details`: the details of the ApiError."""
 
     details: Mapping[str, object] = {}
 
 
 def unsupported(*harmless: object, why: str = "") -> Unsupported:
-    """Makes the schema of a field that is null, empty or `harmless`. `why` begins with a comma."""
+    """Makes the schema of a field that is null, empty or one of `harmless`. `why` begins with a comma."""
     return Unsupported(enum=[None, [], {}, *harmless], description=f"is not supported{why}")
 
 
 def body(*needed: str, **fields: JsonSchema) -> JsonSchema:
-    """Makes an object's schema. The fields `needed` and TEXT fields are required."""
+    """Makes an object's schema. The fields `needed`, and all fields with the schema TEXT, are required."""
     texts = [name for name, schema in fields.items() if schema is TEXT and name not in needed]
     return {"type": "object", "properties": fields, "required": [*needed, *texts]}
 
@@ -68,7 +68,7 @@ def any_of(*schemas: JsonSchema, description: str = "") -> JsonSchema:
 
 
 def text_or(forms: Mapping[str, JsonSchema], *more: str, description: str = "") -> JsonSchema:
-    """Makes the schema of a text or an array. `more`: other types."""
+    """Makes the schema of a field with a text or an array of `forms`. `more`: further allowed types."""
     return {**array(any_of(*forms.values()), description), "type": ["string", "array", *more]}
 
 
@@ -175,7 +175,8 @@ class BodyFields:
     def kind(
         self, value: object, key: str, forms: Mapping[str, JsonSchema], tag: str = "type", usual: str = ""
     ) -> "tuple[str, BodyFields]":
-        """Returns (form, fields). The field `tag` names the form, by default `usual`. Raises ApiError."""
+        """Returns (the form's name, the value's fields). The field `tag` names the form; the default is `usual`. Raises
+        ApiError."""
         if not isinstance(value, dict):
             raise self.wrong_type(key, "an object", value)
         found = value.get(tag) or usual
@@ -220,7 +221,7 @@ class BodyFields:
         return self.wrong(key, f"is {shown}: it must be from {low} to {high}")
 
     def _checked(self, key: str, value: Any, schema: JsonSchema) -> Any:
-        """Checks type and limits, but no items. Raises ApiError."""
+        """Checks the value's type and limits, but not the items of an array. Raises ApiError."""
         if "enum" in schema and value not in schema["enum"]:
             if not isinstance(schema, Unsupported):
                 raise self.wrong(key, f"must be {_listed(one for one in schema['enum'] if one is not None)}")

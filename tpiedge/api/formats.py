@@ -27,7 +27,7 @@ RESUMABLE = "x-resumable"
 class AnswerFormat(ABC):
     """Makes the bytes of one answer. Choices are numbered from 0.
 
-    Law: a stream's frames depend on the pieces alone, so that another stream can resume."""
+    Law: a stream's frames depend on the pieces alone, so that another stream can resume it."""
 
     stream_type = "text/event-stream; charset=utf-8"
     error_event = b""
@@ -55,7 +55,7 @@ class AnswerFormat(ABC):
 
     @abstractmethod
     def closing(self) -> Sequence[bytes]:
-        """Returns the frames after all pieces."""
+        """Returns the frames that follow all pieces."""
 
     def alive(self, why: str) -> bytes:
         """Returns a sign of life. `why`: cause of the wait, if known."""
@@ -66,7 +66,7 @@ class AnswerFormat(ABC):
         return self.error_event + event(self.failure(error))
 
     def whole(self, pieces: Sequence[Sequence[TextPiece]]) -> object:
-        """Returns the JSON of a whole answer. `pieces`: of each choice."""
+        """Returns the JSON of a whole answer. `pieces`: the pieces of each choice."""
         raise NotImplementedError
 
     def failure(self, error: ApiError) -> Json:
@@ -76,8 +76,8 @@ class AnswerFormat(ABC):
 
 @dataclass(frozen=True, slots=True)
 class AnswerForm:
-    """A kind of request and answer. `about`: the route's summary. `prefix`: of the answers' ids. `read` parses requests
-    by `table`. `kind`: names answers that clients can resume."""
+    """A kind of request and answer. `about`: the route's summary. `prefix`: begins the answers' ids. `read` parses
+    requests by `table`. `kind`: names answers that clients can resume."""
 
     path: str
     about: str

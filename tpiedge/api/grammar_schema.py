@@ -2,7 +2,7 @@
 
 An object has only declared properties, unless its schema allows others. `allOf`, references and conditions of one
 object declare properties together. Each alternative of a choice adds properties. Keywords that a grammar cannot enforce
-are left out and reported. Annotations and unknown formats are left out. `oneOf` is read as `anyOf`."""
+are left out and reported. Annotations and unknown formats are left out without a report. `oneOf` is read as `anyOf`."""
 
 import math
 import re
@@ -149,7 +149,7 @@ class GrammarSchema:
         return found
 
     def _join(self, schema: dict[str, Any], path: str, found: dict[str, Any], around: _Declared) -> None:
-        """Adds the parts of `allOf` and choices; forbids undeclared names."""
+        """Adds the parts of `allOf` and of choices to `found`; forbids undeclared names."""
         own = self._declared(schema, _JOINED, around)
         self._choices(schema, path, found, own)
         kinds = _kinds(schema)

@@ -5,8 +5,8 @@ web pages are refused. The Host header must be an IP address, localhost or a nam
 whose own name resolves to this machine. Origin and Sec-Fetch-Site reveal other pages. Pages that the user allowed may
 enter.
 
-A client is its API key or, without keys, its address. Behind the user's proxies, that is the last address in
-X-Forwarded-For that is no proxy's."""
+A client is its API key or, without keys, its address. Behind the user's proxies, the client is an address in
+X-Forwarded-For: the last that is no proxy's."""
 
 import hashlib
 import ipaddress
@@ -83,7 +83,7 @@ def _address(text: str) -> _Address | None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether `host`, perhaps with a port, is this computer's own; other names are not."""
+    """Whether `host`, perhaps with a port, is localhost or a loopback address."""
     address = _address(host)
     return _without_port(host).lower() == "localhost" if address is None else address.is_loopback
 
@@ -93,8 +93,9 @@ def is_admin(path: str) -> bool:
 
 
 class Guard:
-    """Checks the head of every request first. `public_names`: more Host names. `origins`: web pages that may use the
-    API. `share_prefixes`: all clients have one scope. `insecure`: serves a network without keys. Raises UserError."""
+    """Checks the head of every request first. `public_names`: further names that the Host header may have. `origins`:
+    web pages that may use the API. `share_prefixes`: all clients have one scope. `insecure`: serves a network without
+    keys. Raises UserError."""
 
     def __init__(
         self,
@@ -135,7 +136,8 @@ class Guard:
         return bool(origin) and not self._origins.isdisjoint((origin, "*"))
 
     def check_sender(self, path: str, headers: Headers) -> None:
-        """Raises ApiError 400, 431 or, for web pages, 403."""
+        """Checks the form and size of the headers; without API keys, also refuses foreign web pages. Raises ApiError
+        400, 403, 431."""
         if "content-length" in headers and "transfer-encoding" in headers:
             # A proxy might believe the other length.
             why = "a body has either a Content-Length or a Transfer-Encoding"
@@ -146,7 +148,7 @@ class Guard:
             self._check_not_a_page(headers, nameless=path in OPEN_PATHS)
 
     def check_key(self, path: str, headers: Headers) -> None:
-        """Raises ApiError 401."""
+        """Raises ApiError 401 if the request lacks the key that `path` needs."""
         key, needed = key_of(headers), ""
         if path == LINK_PATH:
             return  # `admin_key` checks the code
@@ -185,7 +187,7 @@ class Guard:
         return self._address(request) or _host(request).removeprefix("::ffff:")
 
     def scope(self, request: Request) -> str:
-        """Returns the client's `scope` of GenerationRequest; reveals neither key nor address."""
+        """Returns the client's `scope` for GenerationRequest, which reveals neither key nor address."""
         if self._share_prefixes:
             return ""
         if not self._keys.needed and self._address(request) is None:
@@ -206,7 +208,7 @@ class Guard:
         return {"kind": "former key" if name is None else "key", "name": name or ""}
 
     def _check_not_a_page(self, headers: Headers, *, nameless: bool) -> None:
-        """Raises ApiError 403 for a possible web page. `nameless`: allows a missing Host."""
+        """Raises ApiError 403 if a foreign web page may have sent the request. `nameless`: allows a missing Host."""
         hosts = headers.getlist("host") or [""]
         host = hosts[0].lower()
         ours = _without_port(host) in self._names or _address(host) is not None

@@ -21,7 +21,7 @@ ABORT_S: Final = 5.0
 
 
 class HttpServer:
-    """Listens from its construction on, answers from `start` to `close`. `name`: the thread's. With `tls`, clients
+    """Listens from its construction on, answers from `start` to `close`. `name`: the thread's name. With `tls`, clients
     speak https. Raises UserError if it cannot listen."""
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Hands the files of this installation to machines that shall join. Open to all: the files hold no secret."""
+"""Hands the files of this installation to machines that shall join. All may fetch the files, which hold no secret."""
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException

@@ -40,7 +40,8 @@ class Intake:
         work: Callable[[dict[str, object]], _T],
         undo: Callable[[_T], None] | None = None,
     ) -> _T:
-        """Calls `work` with the request's JSON. Raises ApiError, QueueFull, Disconnected."""
+        """Returns what `work` makes of the request's JSON. A cancelled call gives `undo` the result. Raises ApiError,
+        QueueFull, Disconnected."""
         client, limits, held = self.client(request), self.limits, 0
         if not self._places.acquire(client):
             own = self._places.used_by(client)
@@ -91,5 +92,5 @@ class Intake:
                 raise
 
     def close(self) -> None:
-        """Drops work that has not begun. Call it after the event loop."""
+        """Drops work that has not begun. Call it after the event loop has ended."""
         self._threads.shutdown(wait=False, cancel_futures=True)

@@ -40,11 +40,11 @@ class ApiKeys:
 
     @property
     def needed(self) -> bool:
-        """Whether clients must send a key. With a file they always must."""
+        """Whether clients must send a key. If there is a key file, they always must."""
         return bool(self._given) or self._file is not None
 
     def have(self, key: bytes) -> bool:
-        """Whether `key` is valid now. A bad file changes nothing."""
+        """Whether `key` is valid now. A bad file leaves the keys unchanged."""
         self._read_again()
         digest = _digest(key)
         # Every key is compared, in constant time.
@@ -52,7 +52,7 @@ class ApiKeys:
         return any(found)
 
     def name_of(self, digest: bytes) -> str | None:
-        """Returns a key's name or "". `digest`: the key's SHA-256."""
+        """Returns a key's name, "" for a key without a name, None for an unknown key. `digest`: the key's SHA-256."""
         return (self._filed | self._given).get(digest)
 
     def _read_again(self) -> None:
@@ -70,7 +70,7 @@ class ApiKeys:
 
 
 def key_names(path: Path) -> list[str]:
-    """Returns the names of the file's keys, "" for a key without one. Raises UserError."""
+    """Returns the names of the file's keys, "" for a key without a name. Raises UserError."""
     return [name for _, name, key in _lines(path) if key] if path.exists() else []
 
 
@@ -107,8 +107,8 @@ def revoke_key(path: Path, name: str) -> None:
 
 
 class AdminKey:
-    """The admin key. A link has a code in its place, because terminals, logs and histories keep links: the latest code
-    gets the key once, within an hour."""
+    """The admin key. A link contains a code instead, because terminals, logs and histories keep links. Only the latest
+    code gets the key, once, within an hour."""
 
     def __init__(self, key: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._key = key.encode()

@@ -12,8 +12,8 @@ HEADERS_BYTES: Final = 16 * KIB
 class Limits:
     """Limits in bytes and seconds. One client gets at most half of `connections`, `bodies_bytes` and `preparing`.
 
-    A refused body is read for `linger_s`. A response may take `answer_s`. Signs of life come every `ping_s`, in a whole
-    answer from `quiet_s` on. A client that does not read is cut off after one to two times `write_s`."""
+    A refused body is read for `linger_s`. A response may take `answer_s`. Signs of life come every `ping_s`; in a whole
+    answer, the first comes after `quiet_s`. A client that does not read is cut off after one to two times `write_s`."""
 
     connections: int = 4096
     body_bytes: int = 4 * MIB

@@ -174,7 +174,7 @@ def _capabilities(service: Service) -> Iterator[str]:
 
 
 def _tokens(fields: BodyFields, service: Service) -> Json:
-    """Raises ApiError."""
+    """Answers /tokenize. Raises ApiError."""
     found = [key for key in ("messages", "content", "prompt") if fields.get(key) is not None]
     if not found:
         raise refused("'prompt' or 'messages' is missing", "prompt", "missing_required_parameter")
@@ -198,7 +198,7 @@ def _tokens(fields: BodyFields, service: Service) -> Json:
 
 
 def _text(fields: BodyFields, service: Service) -> Json:
-    """Raises ApiError."""
+    """Answers /detokenize. Raises ApiError."""
     if service.tokenizer is None:
         raise refused("the model has no tokenizer", "tokens")
     tokens, most = fields.get("tokens"), service.max_sequence

@@ -163,8 +163,8 @@ def _call(call: t.BodyFields) -> dict[str, Any]:
 
 
 def _identify_calls(messages: Sequence[dict[str, Any]]) -> None:
-    """Gives ids to calls and results. A result without an id belongs to the first call (of its tool, if named) without
-    a result."""
+    """Gives ids to calls and results. A result without an id belongs to the first call that has no result. A result
+    that names a tool belongs to that tool's first such call."""
     open_calls: list[dict[str, Any]] = []
     latest: dict[str | None, str] = {}
     for index, message in enumerate(messages):

@@ -1,10 +1,10 @@
 """`GET /metrics` shows the cluster's state and counters in Prometheus's text format.
 
-API keys are needed here, too. Nodes are labelled by rank and the master's name for them. Only the administrator sees
+This route needs an API key, too. Nodes are labelled by rank and the master's name for them. Only the administrator sees
 hosts and addresses. No label has a value that clients choose.
 
-Counters of nodes are of the last heartbeat. The first look lacks them; every plan resets them. Some metrics also have
-vLLM's names."""
+Counters of nodes come with their last heartbeat. The first answer of the route lacks them; every plan resets them. Some
+metrics also have vLLM's names."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence

@@ -102,7 +102,7 @@ ABSENT: Final[Mapping[str, tuple[tuple[str, ...], str]]] = {
 
 
 def _read_chat(fields: t.BodyFields, service: Service) -> ParsedRequest:
-    """Reads a chat. Tool results without ids are in their calls' order."""
+    """Reads a chat. Tool results without ids have the order of their calls."""
     chat, messages = _chat_fields(fields), list[Json]()
     for role, message in fields.kinds("messages", _MESSAGES, "role"):
         said: Json = {"role": role, "content": message.get("content") or ""}

@@ -163,7 +163,7 @@ def function_call(identity: str | None, name: str, arguments: str) -> Json:
 
 
 def given(fields: t.BodyFields, *same: str, **renamed: str) -> Json:
-    """Returns given fields. `renamed` maps names in `fields` to new names."""
+    """Returns the fields `same` and `renamed` that the request has. `renamed` maps names in `fields` to new names."""
     names = {**{key: key for key in same}, **renamed}
     return {ours: fields.get(theirs) for theirs, ours in names.items() if fields.get(theirs) is not None}
 
@@ -292,7 +292,7 @@ class OpenAIFormat(AnswerFormat):
         return choice
 
     def _usage(self) -> Json:
-        """Counts steps and tokens. Several answers share their prompt's tokens."""
+        """Returns counts of steps, tokens and pauses. Several answers share their prompt's tokens."""
         transcripts, prompt = self.transcripts, self.prompt_tokens
         told = sum(one.count for one in transcripts)
         usage: Json = {"prompt_tokens": prompt, "completion_tokens": told, "total_tokens": prompt + told}

@@ -1,4 +1,4 @@
-"""GET /openapi.json describes the routes: requests by their tables, answers by type."""
+"""GET /openapi.json describes the routes: requests by their tables, answers by their media types."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
@@ -81,7 +81,7 @@ _PARAMETERS: Final[Mapping[str, Sequence[t.JsonSchema]]] = {
 
 
 def _routes() -> Iterator[tuple[str, str, str, t.JsonSchema | None, str]]:
-    """Yields (path, method, summary, the request's schema, the answer's type or "")."""
+    """Yields (path, method, summary, the request's schema, the answer's media type or "")."""
     for form in ANSWER_FORMS.values():
         kind = form.write.stream_type.partition(";")[0]
         yield form.path, "post", form.about, form.table, kind

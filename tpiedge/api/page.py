@@ -1,5 +1,5 @@
 """The page for browsers: the files of the folder `page`. Addresses contain a digest, so browsers may keep files for
-good. The policy allows no other server, no inline scripts and no page around this page."""
+good. The CSP allows no other server, no inline scripts and no page around this page."""
 
 import hashlib
 from functools import cache

@@ -44,9 +44,9 @@ FormatName = Literal[
 class Reply:
     """The form of the answer; a part of a record on disk.
 
-    `logprobs`: alternatives per token; None: no scores. `namespaces`: by name of a tool. `grammar`: the field that
-    restricts the answer. `functions`: calls are written as OpenAI's `function_call`. `echo`: fields to repeat, as JSON.
-    `goes_on`: the text continues the prompt."""
+    `logprobs`: alternatives per token; None: no scores. `namespaces`: tools' namespaces, by name of the tool.
+    `grammar`: the field that restricts the answer. `functions`: calls are written as OpenAI's `function_call`. `echo`:
+    fields to repeat, as JSON. `goes_on`: the text continues the prompt."""
 
     format: FormatName
     stream: bool
@@ -64,7 +64,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One requested answer. `prompt`: its prompt's number; `echo`: the prompt, if repeated."""
+    """One requested answer. `prompt`: its prompt's number. `echo`: the prompt, if the answer repeats it."""
 
     request: GenerationRequest
     prompt: U32 = 0
@@ -174,7 +174,7 @@ def read_reply(fields: BodyFields, form: FormatName, logprobs: int | None) -> Re
 
 
 def read_limit(fields: BodyFields, key: str, low: int) -> int | None:
-    """Reads a limit of tokens; -1: as many as fit. Raises ApiError."""
+    """Reads a limit of tokens; -1 asks for as many tokens as fit. Raises ApiError."""
     value: int | None = fields.get(key)
     if value == _ROOM:
         return MAX_TOKENS
@@ -238,7 +238,8 @@ def read_token_ids(value: str | Sequence[object], param: str, service: Service) 
 
 
 def answer_limit(prompt: str, maximum: int | None, prompt_tokens: int, service: Service) -> int:
-    """Limits an answer to what fits. `prompt`: the prompt's field. Raises ApiError."""
+    """Returns the largest number of tokens for the answer: `maximum`, or what fits. `prompt`: the prompt's field.
+    Raises ApiError."""
     if not prompt_tokens:
         raise refused(f"'{prompt}' is empty: give at least one token", prompt)
     size = f"the prompt has {prompt_tokens} tokens"

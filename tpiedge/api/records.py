@@ -1,6 +1,6 @@
 """The folder from which the next master resumes answers, with a private file for each answer.
 
-Line 1 has the version and the id of the weights, line 2 the request. Each further line has an event, or says that a
+Line 1 has the version and the id of the weights, line 2 has the request. Each further line has an event, or says that a
 later master resumed the answer. The newest MOST_OTHERS files that cannot be resumed are kept.
 
 Law: a kill leaves an earlier state of a record, or no record. So each line has a checksum and a line break. A line
@@ -81,7 +81,7 @@ class AcceptedRequest:
 
     @property
     def choices(self) -> tuple[Choice, ...]:
-        """All choices, with ids and consecutive seeds; `each` for a prompt."""
+        """All choices, with ids and consecutive seeds. Each prompt has `each` choices."""
         found: list[Choice] = []
         for choice in self.prompts:
             request = choice.request
@@ -104,7 +104,8 @@ class AcceptedRequest:
 
 @dataclass(frozen=True, slots=True)
 class AnswerRecord:
-    """A file's content. `size`: bytes of complete lines. `resubmissions`: since the last event."""
+    """A file's content. `size`: bytes of complete lines. `resubmissions`: how many masters resumed the answer since its
+    last event."""
 
     accepted: AcceptedRequest
     said: tuple[record.RecordedEvent, ...]
@@ -113,7 +114,7 @@ class AnswerRecord:
 
 
 def request_bytes(accepted: AcceptedRequest) -> int:
-    """Estimates a request's memory in bytes, rather too high."""
+    """Estimates a request's memory in bytes, rather too high than too low."""
     requests = [choice.request for choice in accepted.prompts]
     numbers = sum(36 * len(one.prompt_ids) + 128 * len(one.sampling.logit_bias) for one in requests)
     grammars = sum(len(one.grammar.text) for one in requests if one.grammar is not None)
@@ -238,7 +239,7 @@ class RecordFolder:
             self._thread.join(limit_s)
 
     def later(self, chore: Callable[[], None]) -> None:
-        """Runs a chore in a thread or, without threads, at once."""
+        """Runs a chore in a thread; if no thread can start, at once."""
         with self._lock, contextlib.suppress(RuntimeError):
             if self._chores is not None:
                 if self._thread.ident is None:
@@ -248,8 +249,8 @@ class RecordFolder:
         chore()
 
     def found(self, tokenizer: Tokenizer | None = None) -> list[record.FoundAnswer]:
-        """Returns this model's undelivered answers, oldest first. Call it first. Sets bad records aside. Raises
-        UserError."""
+        """Returns this model's undelivered answers, oldest first. Call it before all other methods. Sets bad records
+        aside. Raises UserError."""
         found, others = [], []
         for path in records_in(self._folder):
             with _usable(path):
@@ -291,7 +292,7 @@ class RecordFolder:
                     os.truncate(path, size)
 
     def create(self, accepted: AcceptedRequest) -> record.RecordFile:
-        """Creates a record with the request. A full disk only warns."""
+        """Creates a record with the request. A full disk causes only a warning."""
         with self._lock:
             path = self._folder / f"{self._next:012d}-{accepted.name}{_SUFFIX}"
             self._next += 1

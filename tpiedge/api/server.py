@@ -125,7 +125,8 @@ class Api:
         self._shelf.sweep()
 
     def close(self, limit_s: float) -> None:
-        """Leaves recorded answers to the next server. Blocks up to twice `limit_s`. Call it after the event loop."""
+        """Leaves recorded answers to the next server. Blocks up to twice `limit_s`. Call it after the event loop has
+        ended."""
         self._shelf.close(limit_s)
         if self._records is not None:
             self._records.close(limit_s)
@@ -150,7 +151,7 @@ async def _health(_request: Request) -> Response:
 
 
 def _lingering(scope: MutableMapping[str, Any], receive: Receive, send: Send, limit_s: float) -> Send:
-    """Wraps `send`: closes the connection `limit_s` after a premature answer."""
+    """Wraps `send`. If the answer comes before the request's end, the connection closes `limit_s` later."""
     arriving: Callable[[], bool] = scope.get("state", {}).get("arriving", lambda: False)
 
     async def linger(message: MutableMapping[str, Any]) -> None:
@@ -169,8 +170,8 @@ def _lingering(scope: MutableMapping[str, Any], receive: Receive, send: Send, li
 class ApiServer:
     """Listens from its construction on, answers from `start` to `close`. Owns its socket and threads, not the service.
 
-    `tls`: clients speak https. `records`: answers survive the server. `grace_s`: for readers of the previous server's
-    streams. Raises UserError."""
+    `tls`: clients speak https. `records`: answers survive the server. `grace_s`: how long the previous server's streams
+    wait for readers. Raises UserError."""
 
     def __init__(
         self,

@@ -52,8 +52,8 @@ TOOLS: Final[dict[str, t.JsonSchema]] = {
 
 @dataclass(frozen=True, slots=True)
 class ParsedTools:
-    """The tools that the model may call. `shown`: for the template. `required`: one must be called. `several`: many
-    calls are allowed. `field`: the request's field."""
+    """The tools that the model may call. `shown`: for the template. `required`: names of tools of which one must be
+    called. `several`: several calls are allowed. `field`: the field of the request that has the tools."""
 
     shown: tuple[Mapping[str, Any], ...] = ()
     required: tuple[str, ...] = ()
@@ -66,7 +66,7 @@ class ParsedTools:
         return tuple(ReadTool(one["name"], names) for one, names in zip(functions, texts, strict=True))
 
     def callable(self, names: _Names = ()) -> Mapping[str, Mapping[str, Any]]:
-        """Returns tools with schemas for a grammar. `names`: empty for all."""
+        """Returns the tools `names`, with schemas for a grammar. Empty `names` mean all tools."""
         return {
             one["name"]: GrammarSchema(dict(one["parameters"]), f"tool-{at}-").schema | {"type": "object"}
             for at, one in enumerate(tool["function"] for tool in self.shown)
@@ -103,7 +103,7 @@ def read_tools(fields: BodyFields) -> ParsedTools:
 
 
 def is_function(fields: BodyFields, where: str, tool: Mapping[str, object], known: str = "function") -> bool:
-    """Whether the tool has the type `known`; reports others. Raises ApiError."""
+    """Whether the tool has the type `known`; reports tools of other types as ignored. Raises ApiError."""
     kind, name = tool.get("type"), tool.get("name")
     if kind == known:
         return True

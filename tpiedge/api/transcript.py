@@ -49,7 +49,7 @@ class EchoedPrompt:
 
 @dataclass(frozen=True, slots=True)
 class TextPiece:
-    """A part of the answer. `offsets`: of tokens in the whole text. `last`: the finish reason."""
+    """A part of the answer. `offsets`: places of the tokens in the whole text. `last`: the finish reason."""
 
     text: str
     tokens: tuple[Token, ...]
@@ -90,7 +90,7 @@ class Transcript:
         """Seconds of pauses that are over."""
 
     def before(self, event: AnswerEvent) -> Iterator[TextPiece]:
-        """Yields the echoed prompt before the first token or the end."""
+        """Yields the echoed prompt when the first token or the end comes."""
         if self._echo is None or not isinstance(event, Token | Finished):
             return
         (echo, ids), self._echo = (self._echo, self._echoed_ids), None
@@ -167,7 +167,8 @@ def joined(parts: Sequence[OutputPart], *, reasoning: bool) -> str:
 
 
 class TokenScores:
-    """Writes scores of tokens and of the `logprobs` likeliest. `without_bytes`: for tokens without bytes."""
+    """Writes the scores of tokens, and of the `logprobs` likeliest tokens at each place. `without_bytes`: what is
+    written as the bytes of tokens without bytes."""
 
     def __init__(
         self, tokenizer: Tokenizer | None, logprobs: int | None, *, without_bytes: list[int] | None = None

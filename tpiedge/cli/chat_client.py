@@ -127,7 +127,7 @@ def _served(master: MasterClient, wanted: str | None, cache: Path | None) -> str
 
 
 def _add_event(event: str, answer: ChatAnswer) -> str:
-    """Returns an event's text, which the answer gets unless it is reasoning. Raises PeerError."""
+    """Returns an event's text. Adds the text to the answer, unless it is reasoning. Raises PeerError."""
     try:
         value = json.loads(event)
     except (ValueError, RecursionError):

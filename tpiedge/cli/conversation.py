@@ -61,7 +61,7 @@ class ChatAnswer:
 
 
 class ChatBackend(Protocol):
-    """A model that answers. `settings`: from flags, else the model's defaults."""
+    """A model that answers. `settings`: values from flags, or else the model's defaults."""
 
     name: str
     settings: Settings

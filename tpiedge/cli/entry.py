@@ -1,4 +1,4 @@
-"""The console script, and the signals that end a command. It imports little."""
+"""The console script, and the signals that end a command. The module imports little."""
 
 import os
 import signal
@@ -36,7 +36,7 @@ def open_standard_files() -> None:
 
 
 class Terminated(BaseException):
-    """SIGTERM or SIGHUP. A KeyboardInterrupt would end only one answer."""
+    """The signal SIGTERM or SIGHUP came. A KeyboardInterrupt would end only one answer, not the command."""
 
 
 _SIGNALS = {KeyboardInterrupt: signal.SIGINT, Terminated: signal.SIGTERM}
@@ -68,7 +68,7 @@ def honour_signals() -> None:
 
 @contextmanager
 def interrupt_says(words: str) -> Iterator[None]:
-    """Sets what Ctrl-C says when it ends the command. Inner blocks win."""
+    """Sets the words to print if Ctrl-C ends the command. An inner block's words replace an outer block's."""
     try:
         yield
     except KeyboardInterrupt as interrupt:

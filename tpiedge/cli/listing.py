@@ -54,7 +54,8 @@ def table_lines(
 
 
 def _parts(widths: Sequence[int], columns: int) -> list[list[int]]:
-    """Returns which columns of a table stand side by side within `columns`, two at least."""
+    """Returns the columns of each part of a table. A part fits into `columns` if possible. It has the first column and
+    at least one other."""
     parts: list[list[int]] = [[0]]
     for at, width in enumerate(widths[1:], 1):
         if sum(widths[one] + 2 for one in parts[-1]) + width > columns and len(parts[-1]) > 1:

@@ -95,7 +95,7 @@ _OLLAMA_VERBS = {
 
 
 class _Verbs(ConfiguredGroup):
-    """Takes Ollama's verbs: those that tpiedge has under another name, or else with a line that says what to type."""
+    """Takes Ollama's verbs. A verb that tpiedge has under another name runs. Other verbs of Ollama are refused."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

@@ -1,4 +1,4 @@
-"""Lines of a running master: how to reach it, then each change."""
+"""Lines that a running master prints: how to reach it, then each change."""
 
 import io
 import math
@@ -57,8 +57,8 @@ def url_for_others(http: Address, url: str) -> str:
 def workers_invited(
     listen: Address, keys: CurveKeys, folder: Path, token_file: Path | None
 ) -> Iterator[list[str]]:
-    """Yields what to type on other machines. Writes a token for all workers into `token_file`; without one, makes one
-    worker's token. Voids the tokens."""
+    """Yields what to type on other machines. Writes a token for all workers into `token_file`. Without the file, makes
+    a token for one worker. The token is void after the block."""
     address = lan_address(listen)
     if token_file is not None:
         with offered(token_file, folder, keys.public, address):
@@ -91,7 +91,8 @@ def start_lines(
 
 
 def admin_lines(url: str, admin: AdminKey) -> list[str]:
-    """Returns a link to the page with the admin key, for a terminal alone: other outputs may be kept for long."""
+    """Returns a link to the page with the admin key. Only a terminal gets the link, because other outputs may be kept
+    for long."""
     if not (sys.stderr.isatty() and is_loopback(urlsplit(url).netloc)):
         return []
     return [f"to manage the machines there (works once):  {admin_link(url, admin.new_code())}"]
@@ -145,7 +146,8 @@ def watch(
     say: Callable[[str], None],
     manager: ServiceManager,
 ) -> None:
-    """Says changes and waiting workers until interrupted. Raises the failure of another thread."""
+    """Prints changes of the cluster and workers that wait for admission, until interrupted. Raises the failure of
+    another thread."""
     show, callers, freed = Changes(say, manager.status), Callers(say), FreedMemory()
     manager.ready()
     while running.failed is None:
@@ -160,7 +162,7 @@ def watch(
 
 @dataclass(eq=False)
 class Callers:
-    """Announces workers that show a code, one in ten seconds."""
+    """Announces workers that show a code, at most one in ten seconds."""
 
     _say: Callable[[str], None]
     _known: frozenset[str] = frozenset()

@@ -1,4 +1,5 @@
-"""`tpiedge ls`, `show`, `rm`, `pull`: this computer's models. `shards`: a worker's parts."""
+"""`tpiedge ls`, `show`, `rm`, `pull`: this computer's models. `tpiedge shards`: the shards of this computer as a
+worker."""
 
 import dataclasses
 import json
@@ -36,7 +37,7 @@ _usual_options = together(json_option, cache_option)
 
 
 def _card(name: str, cache: Path | None) -> dict[str, Any]:
-    """Returns a model's facts. `path` is None without files here. Raises UserError."""
+    """Returns a model's facts. The fact `path` is None if this computer lacks the model's files. Raises UserError."""
     hub_name = parse_hub_name(name)
     alias = find_alias(name) or next(
         filter(lambda one: parse_hub_name(one.name) == hub_name, aliases().values()), None
@@ -133,7 +134,7 @@ def _nbytes(blob: BlobSpec, precision: Precision) -> int:
 
 
 def _pull_bytes(alias: Alias) -> int:
-    """Estimates the bytes to pull from the shape."""
+    """Estimates, from the model's shape, how many bytes a pull fetches."""
     config = ModelConfig.from_huggingface(preset(alias.shape))
     spec = model_spec(config)
     blobs = (*spec.layers, spec.embedding, spec.head)

@@ -34,7 +34,8 @@ def check_announcing(address: Address) -> None:
 
 @contextlib.contextmanager
 def announcing(address: Address, master_key: str, say: Callable[[str], None]) -> Iterator[None]:
-    """Announces the master during the block. `say` gets name or failure."""
+    """Announces the master during the block. `say` gets the announced name, or the reason why the announcement
+    failed."""
     over = threading.Event()
 
     def not_announced(error: Exception) -> str:
@@ -69,8 +70,8 @@ def announcing(address: Address, master_key: str, say: Callable[[str], None]) ->
 def master_nearby(
     wait_s: float, known: Mapping[Address, str], say: Callable[[str], None]
 ) -> tuple[Address, str | None]:
-    """Returns (the master's address, its key if known). `known`: keys by address, the best first. May ask the user.
-    Raises UserError, PeerError."""
+    """Returns (the master's address, its key if known). `known`: keys by address, in the order to try. May ask the
+    user. Raises UserError, PeerError."""
     if (found := _first([*known.items()])) is not None:
         say(f"joining the known master at {found[0]}; --connect HOST names another one")
         return found

@@ -47,7 +47,7 @@ def option(
 
 
 class Location(click.Path):
-    """A path, not empty: that would mean the current folder."""
+    """A path that is not empty: an empty path would mean the current folder."""
 
     def __init__(self, *, exists: bool = False, file_okay: bool = True, dir_okay: bool = True) -> None:
         super().__init__(exists, file_okay, dir_okay, path_type=Path)
@@ -164,7 +164,7 @@ def is_default(name: str) -> bool:
 def _folder_option(
     name: str, usual: Callable[[str], Path], within: tuple[str, ...], says: str
 ) -> Decorator[Any]:
-    """Makes an option for a folder that others cannot change. `usual`: the default. `within`: subfolders."""
+    """Makes an option for a folder that other users cannot change. `usual`: the default. `within`: subfolders."""
 
     def check(ctx: click.Context, option: click.Parameter, given: Path | None) -> Path | None:
         if not ctx.resilient_parsing:  # completion

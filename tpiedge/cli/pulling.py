@@ -42,7 +42,8 @@ def pull_shown(
 
 
 def offer_pull(model_name: str, cache: Path | None) -> None:
-    """Asks on a terminal whether to pull a model that is not here. Raises UserError, also without a terminal."""
+    """Asks on a terminal whether to pull a model that is not here. Raises UserError if the user refuses, or without a
+    terminal."""
     try:
         find_model(model_name, cache)
         return

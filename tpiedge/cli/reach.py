@@ -44,7 +44,7 @@ class HttpRefusal(Exception):
 
 @dataclass(eq=False)
 class AnswerStream:
-    """An answer to `_body`. `_note` gets interruptions; `_progress`, the prompt's progress."""
+    """An answer to `_body`. `_note` gets interruptions; `_progress` gets the prompt's progress."""
 
     _http: httpx.Client
     _path: str
@@ -235,7 +235,7 @@ class MasterClient:
 def master_at(
     url: str | None, state: Path | None, key: str | None, trust: ssl.SSLContext | None
 ) -> MasterClient:
-    """Makes a client of --url or the local master's. Raises UserError."""
+    """Makes a client of the master at --url, or of this computer's master. Raises UserError."""
     if url is None:
         own, _, certificate = _read_admin(state) or (_DEFAULT_URL, "", None)
         return MasterClient(own, key, trust or certificate)

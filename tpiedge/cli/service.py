@@ -48,7 +48,8 @@ class _Manager:
         _run([*self._rights, "systemctl", *self._scope, *words])
 
     def confines(self) -> bool:
-        """Whether systemd can limit here where a service writes: starts one that tries."""
+        """Whether systemd can limit where a service on this computer writes. Starts a short service with these
+        limits."""
         properties = [f"--property={line}" for line in FILES]
         try:
             _run([*self._rights, "systemd-run", *self._scope, "--wait", "--quiet", *properties, "true"])
@@ -73,7 +74,7 @@ class _Manager:
 
 
 class _NotDone(UserError):
-    """A command that goes on."""
+    """A command did not end in time; it goes on."""
 
 
 def _run(command: Sequence[str], stdin: str = "") -> str:
@@ -228,7 +229,7 @@ def _journal(manager: _Manager, verb: str) -> list[str]:
 
 
 def _last_words(manager: _Manager, verb: str) -> str:
-    """Returns the last line of the service itself, or how to see it."""
+    """Returns the service's own last line, or how to see its log."""
     try:
         words = _run([*_journal(manager, verb), "--identifier=tpiedge", "--lines=1", "--output=cat"])
     except UserError as error:

@@ -1,4 +1,4 @@
-"""The command line of a service: checked by the verb itself, with absolute paths, and without secrets."""
+"""The command line of a service. The verb itself has checked it; its paths are absolute, and it has no secrets."""
 
 import os
 import sys
@@ -21,7 +21,7 @@ _OTHERWISE: Final = ("state", "cache", "config", "token", "api_keys")  # given i
 
 
 def secret_file(verb: str) -> Path:
-    """Returns the file of the token or the keys that were given as flags."""
+    """Returns a service's file for the token or the keys that flags gave."""
     return user_config_path("tpiedge") / f"service-{verb}.secret"
 
 
@@ -58,7 +58,7 @@ class CommandLine:
         return (*self.folders, *([] if token_file is None else [token_file.absolute().parent]))
 
     def _refuse_variables(self) -> None:
-        """A service does not have the variables of this shell."""
+        """Raises UserError if a variable of this shell would set a flag. The service would not have the variable."""
         options = options_of(self._command)
         names = {name for key in options if key not in COMMON for name in variables_of(self._verb, key)}
         if found := sorted({"TPIEDGE_CONFIG", *names} & {name for name in os.environ if os.environ[name]}):
@@ -90,7 +90,8 @@ class CommandLine:
         yield from arguments
 
     def _replaced(self) -> Iterator[str]:
-        """Yields flags that keep secrets out of the unit and the log, and a worker waiting for its master."""
+        """Yields flags that keep secrets out of the unit and the log. Yields a flag that makes a worker wait for its
+        master."""
         secret = secret_file(self._verb)
         if self._verb == "worker":
             if token := self._given("token"):

@@ -58,7 +58,8 @@ ProtectKernelTunables=yes
 
 @dataclass(frozen=True)
 class ServiceUnit:
-    """A service of the system's manager, run by the user `account`, or of the user's own ("")."""
+    """A systemd service. The system's manager runs it as the user `account`; if `account` is "", the user's own manager
+    runs it."""
 
     verb: str
     command: tuple[str, ...]
@@ -83,7 +84,7 @@ class ServiceUnit:
 
 
 def _quoted(words: Iterable[str]) -> str:
-    """Joins `words`, where needed in systemd's quotes, whose escapes include those of JSON."""
+    """Joins `words`. Quotes words as JSON where needed; systemd knows the escapes of JSON."""
     plain = re.compile(r"[\w@/:.,+=-]+")
     quoted = (word if plain.fullmatch(word) else json.dumps(word, ensure_ascii=False) for word in words)
     return " ".join(quoted).replace("%", "%%")

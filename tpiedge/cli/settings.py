@@ -1,7 +1,7 @@
 """Settings: environment variables and a TOML file can set every flag of every verb.
 
-A setting becomes a text in click's defaults, which the verb checks. The command line wins, then variables, then the
-file. A verb's own setting wins over the common one. A verb's table is named like "bench.decode"."""
+A setting becomes a text in click's defaults, which the verb checks. The command line wins over variables, which win
+over the file. A verb's own setting wins over the common one. A verb's table is named like "bench.decode"."""
 
 import difflib
 import logging
@@ -35,7 +35,7 @@ Verbs = Mapping[str, click.Command]
 
 @dataclass(frozen=True)
 class Setting:
-    """A value from outside the command line. `origin`: a variable or place."""
+    """A value from outside the command line. `origin`: its environment variable, or its place in a file."""
 
     value: str | list[str]
     origin: str
@@ -141,7 +141,7 @@ def _prepare(command: click.Command) -> None:
 
 
 def _load(ctx: click.Context, _param: click.Parameter, given: Path | None) -> None:
-    """Sets the defaults of all other parameters, in subcommands, too."""
+    """Sets the defaults of all other parameters, also in subcommands."""
     if ctx.resilient_parsing:  # completion
         return
     given = ctx.meta[f"{_META}.given"] = given or ctx.meta.get(f"{_META}.given")
@@ -181,7 +181,7 @@ def _start_log(_ctx: click.Context, _param: click.Parameter, level: str | None) 
 
 
 def verbs_of(root: click.Command, names: Collection[str] | None = None) -> Verbs:
-    """Returns, by table, the commands with settable options. `names`: imports only these."""
+    """Returns, by table, the commands with settable options. `names`: only these verbs are imported."""
     children = {root.name or "": root}
     if isinstance(root, ConfiguredGroup):
         root.load(*(names or ()))

@@ -19,8 +19,8 @@ from tpiedge.host.private_file import private_bytes, private_folder
 
 
 class ChatHistory(FileHistory):
-    """Messages of this chat and of earlier ones, in a file that only its owner reads. `kept`: new messages are written.
-    `problem`: why they are not, until the user heard it."""
+    """Messages of this chat and of earlier ones, in a file that only its owner reads. `kept`: new messages are written
+    to the file. `problem`: why they could not be written, until the user was told."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(str(path))
@@ -86,7 +86,8 @@ class Terminal:
         )
 
     def read(self) -> str | None:
-        """Returns the next message; None after Ctrl-D or two Ctrl-C: a single Ctrl-C may be meant for an answer."""
+        """Returns the next message. Returns None after Ctrl-D or two Ctrl-C; a single Ctrl-C may be meant for an
+        answer."""
         interrupts = 0
         if self._history.problem:
             click.echo(self._history.problem, err=True)

@@ -153,7 +153,7 @@ def _withdraw(folder: Path) -> None:
 
 
 def await_token(path: Path, limit_s: float) -> str:
-    """Returns the file's content, once there is any. Raises UserError after `limit_s`."""
+    """Waits until the file has content, and returns it. Raises UserError after `limit_s`."""
     deadline, waiting = time.monotonic() + limit_s, False
     while True:
         try:

@@ -1,4 +1,4 @@
-"""`tpiedge top`: the running cluster. Malformed JSON raises KeyError, TypeError or ValueError."""
+"""`tpiedge top` shows the running cluster. Malformed JSON raises KeyError, TypeError or ValueError."""
 
 import contextlib
 import json
@@ -122,7 +122,7 @@ def _full_screen(has_keys: bool) -> Iterator[None]:
 
 
 def screen_lines(picture: PictureJson, problem: str, size: tuple[int, int]) -> list[str]:
-    """Returns lines for `size` (columns, lines) minus one line. `problem`: why the picture is old."""
+    """Returns lines for a screen of `size` (columns, lines). One line stays free. `problem`: why the picture is old."""
     width, height = size
     said = wrapped(problem, width - 1) if problem else []
     lines = [*said, *picture_lines(picture, date.today(), width - 1)][: max(0, height - 1)]
@@ -130,7 +130,7 @@ def screen_lines(picture: PictureJson, problem: str, size: tuple[int, int]) -> l
 
 
 def picture_lines(picture: PictureJson, today: date, columns: int | None = None) -> Iterator[str]:
-    """Yields the lines of a screen with so many columns (None: as many as it takes)."""
+    """Yields the picture's lines, at most `columns` wide; None means without a limit."""
     called = names_of(picture["machines"])
     yield from wrapped(summary(picture), columns)
     rows = [(called[one["name"]], *machine_row(one)) for one in picture["machines"]]
@@ -146,7 +146,8 @@ def picture_lines(picture: PictureJson, today: date, columns: int | None = None)
 
 
 def names_of(machines: Iterable[PictureJson]) -> Mapping[str, str]:
-    """Returns what people call each machine, by its name: its host, and its name too if others have that host."""
+    """Returns what people call each machine, keyed by its name: its host. The name is added if several machines have
+    that host."""
     hosts = {one["name"]: str(one.get("host") or one["name"]) for one in machines}
     shared = Counter(hosts.values())
     return {name: named(name, host) if shared[host] > 1 else sanitised(host) for name, host in hosts.items()}

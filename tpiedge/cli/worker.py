@@ -48,7 +48,7 @@ _MEMBER = "stopped; fetched weights are kept: 'tpiedge worker' joins again, with
 
 @dataclass(frozen=True)
 class _Master:
-    """The master to join. `key`: None until confirmed. `found`: reached before."""
+    """The master to join. `key`: None until confirmed. `found`: it was reached before at another address."""
 
     address: Address
     key: str | None
@@ -57,7 +57,7 @@ class _Master:
 
 
 class _Joining:
-    """Joins masters with the state in `folder`. `given`: flags on this machine."""
+    """Joins masters with the state in `folder`. `given`: the flags of `tpiedge worker`."""
 
     def __init__(
         self, folder: Path, given: Mapping[str, Any], say: Callable[[str], None], manager: ServiceManager

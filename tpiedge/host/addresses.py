@@ -1,4 +1,4 @@
-"""Addresses as people write them (HOST, HOST:PORT, [IPv6]:PORT), and ports' holders."""
+"""Addresses as people write them (HOST, HOST:PORT, [IPv6]:PORT), and the programs that hold ports."""
 
 import contextlib
 import errno
@@ -168,7 +168,7 @@ def listening_address(control_address: str) -> str:
 
 
 def data_endpoint(endpoint: str, control_address: str) -> str:
-    """Completes `endpoint` for other nodes with the host or zone of `control_address`."""
+    """Completes a node's `endpoint`, for other nodes' use, with the host or zone of `control_address`."""
     for anywhere in ("tcp://0.0.0.0:", "tcp://[::]:"):
         if endpoint.startswith(anywhere):
             return f"{control_address.rpartition(':')[0]}:{endpoint.removeprefix(anywhere)}"

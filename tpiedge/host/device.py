@@ -24,14 +24,14 @@ def available_memory_bytes(root: Path = Path("/")) -> int:
 
 
 def default_memory_bytes(available: int | None = None) -> int:
-    """Returns the available memory minus a fifth (128 MiB to 2 GiB)."""
+    """Returns the available memory minus a reserve: a fifth, but at least 128 MiB and at most 2 GiB."""
     if available is None:
         available = available_memory_bytes()
     return max(0, int(available - min(max(0.2 * available, 128 * MIB), 2 * GIB)))
 
 
 def usable_cores(root: Path = Path("/")) -> float:
-    """Returns how many processors affinity and quotas allow; maybe a fraction."""
+    """Returns how many processors affinity and quotas allow; this may be a fraction."""
     cores = psutil.cpu_count() or 1
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores
     return min([float(cores), float(allowed), *Cgroups.own(root).cpu_quotas()])
@@ -66,7 +66,7 @@ def free_disk_bytes(folder: Path) -> int:
 
 
 class MemoryLimits:
-    """The memory that this process may use. Control groups joined later count as empty."""
+    """The memory that this process may use. Control groups that this process joins later are taken for empty."""
 
     def __init__(self, limit_bytes: int | None = None, root: Path = Path("/")) -> None:
         """`limit_bytes` is --memory; None: the default."""
@@ -85,7 +85,8 @@ class MemoryLimits:
         return f"--memory gives {limit}, but the limit of this machine or of its control group is {most}"
 
     def usable_bytes(self) -> int:
-        """Returns the least limit. --memory is one; its default is part of the free memory."""
+        """Returns how much memory this process may use: the smallest limit. One limit is --memory or, without it, a
+        part of the free memory."""
         with contextlib.suppress(OSError):  # no descriptor is left to read it
             self._total = psutil.virtual_memory().total
         limits = {**Cgroups.own(self._root).memory_limits(), Path("/"): self._total}
@@ -146,7 +147,7 @@ class Cgroups:
 
 
 def _own_folders(root: Path) -> dict[str, tuple[Path, ...]]:
-    """Returns folders up to the mount, by controller ("" in version 2)."""
+    """Returns groups' folders by controller ("" in version 2), from the own group up to the mount."""
     groups: dict[str, str] = {}
     for line in _lines(root / "proc/self/cgroup"):
         controllers, _, path = line.partition(":")[2].partition(":")

@@ -31,7 +31,7 @@ def worker_state(state: Path | None) -> Path:
 
 
 def api_keys(state: Path | None) -> Path:
-    """Returns the file with the API keys of a master that is given no other."""
+    """Returns the default file of a master's API keys."""
     return master_state(state) / "api-keys"
 
 
@@ -52,7 +52,7 @@ def private_folder(folder: Path) -> Path:
 
 def check_folder(folder: Path, within: Sequence[str], flag: str) -> None:
     """Raises UserError if others may change `folder` or its subfolders `within`, or if a link is broken. A missing
-    folder passes, as does one like /tmp. `flag`: for messages."""
+    `folder` passes; so does one where users can change only their own files, like /tmp. `flag`: for messages."""
     if folder.is_symlink() and not folder.exists():
         raise UserError(
             f"{folder} is a link to {folder.readlink()}, which is not there: make or mount that, or give another {flag}"
@@ -152,7 +152,8 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def _write(path: Path, text: str, place: Callable[[Path, Path], None]) -> bool:
-    """Writes a new file durably; `place` renames or links it to `path`. Returns False if a link finds `path` there."""
+    """Writes a new file durably; `place` renames or links it to `path`. Returns False if `place` links and `path`
+    exists."""
     private_folder(path.parent)
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
     try:
@@ -175,7 +176,7 @@ def _write(path: Path, text: str, place: Callable[[Path, Path], None]) -> bool:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Makes the folder's entries durable, without numpy, which `pack/files.py` imports."""
+    """Makes the folder's entries durable. Unlike `pack/files.py`, needs no numpy."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)

@@ -25,7 +25,7 @@ class ServiceManager:
         self._asked: Future[Any] | None = None
 
     def ready(self, *, watched: bool = True) -> None:
-        """Reports readiness. Unless `watched`, the watchdog waits for the next `alive`."""
+        """Reports readiness. Unless `watched`, the watchdog stops until the next `alive`."""
         self._paused = not watched and self._watchdog_usec > 0
         self._tell("READY=1", *(["WATCHDOG_USEC=0"] if self._paused else []))
 
@@ -34,7 +34,7 @@ class ServiceManager:
         self._tell("STATUS=" + " ".join(line.split()))
 
     def saying(self, say: Callable[[str], None]) -> Callable[[str], None]:
-        """Returns `say` that sets the status as well."""
+        """Returns a function that calls `say` and sets the status."""
 
         def both(line: str) -> None:
             say(line)
@@ -43,7 +43,8 @@ class ServiceManager:
         return both
 
     def alive(self, now: float, ask: Callable[[], Future[Any]] | None = None) -> None:
-        """Feeds the watchdog four times in its period, each time after the future of `ask`. Call it in the loop."""
+        """Feeds the watchdog four times in its period. If `ask` is given, its future must be done before each time.
+        Call it repeatedly."""
         if not self._watchdog_usec or now < self._due:
             return
         if ask is not None:

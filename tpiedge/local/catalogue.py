@@ -141,7 +141,7 @@ def the_pack_of(name: str, cache: Path | None) -> Path:
 
 
 def name_pack(pack: Path, stem: str, precision: str, source: str, wanted: str | None = None) -> str:
-    """Names a cached pack. If `wanted` is None, `stem` gives an unnamed pack its name. Raises UserError."""
+    """Names a cached pack. If `wanted` is None, a pack without a name gets one from `stem`. Raises UserError."""
     label = load_label(pack)
     if wanted is None:
         if label.name != pack.name:

@@ -34,7 +34,7 @@ _EPOCH = 1
 
 class LocalCluster:
     """Nodes that start and end together, in rank order. Make all calls in one thread. `traces`: trace files. `places`:
-    where nodes run; empty: here."""
+    where nodes run; if empty, on this computer."""
 
     def __init__(
         self,
@@ -221,7 +221,8 @@ def _rank(peer: str) -> int:
 
 @dataclass
 class Answer:
-    """`ttft_s`: until the first token. `decode_s`: from there on. `tokens_per_step`: None after a stop string."""
+    """`ttft_s`: seconds until the first token. `decode_s`: seconds from the first to the last token. `tokens_per_step`:
+    None after a stop string."""
 
     token_ids: list[int] = field(default_factory=list)
     text: str = ""

@@ -1,6 +1,7 @@
 """Packs this installation for other machines: a wheel for machines like this one, and the sources for all others.
 
-Both have the version of this installation and a digest of its files, so that pip replaces an earlier one."""
+The version of both has two parts: this installation's version and a digest of its files. So pip replaces an earlier
+installation."""
 
 import base64
 import hashlib

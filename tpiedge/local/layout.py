@@ -23,7 +23,7 @@ _MOST_KV_TOKENS = (1 << 32) - 1
 @dataclass(frozen=True)
 class Devices:
     """The devices of a testbed, in rank order. `most_threads`: the smallest device's processors. `timing`: for the
-    worst link. `places` yields nodes' places; in its block, this thread uses the first device's network."""
+    worst link. `places` yields the nodes' places; during its block, this thread uses the first device's network."""
 
     speeds: tuple[float, ...]
     memory_bytes: tuple[int | None, ...]
@@ -68,7 +68,7 @@ class Layout:
 
 
 def plan_cluster(model: PreparedModel, layout: Layout, capacity_tokens: int) -> Plan:
-    """Plans within --memory or this computer's memory. Raises UserError, OutOfMemory, ResourceError."""
+    """Plans the cluster within --memory or this computer's memory. Raises UserError, OutOfMemory, ResourceError."""
     check_address_space(LEAST_TO_COMPUTE)
     plan = _plan(model, layout, layout.memory_bytes, capacity_tokens)
     available = available_memory_bytes() + rss_bytes(os.getpid())  # the cluster includes this process
@@ -155,7 +155,7 @@ def roomy_context(model: PreparedModel, layout: Layout, tokens: int, least: int)
 
 
 def chosen_kv_tokens(context: int, wanted: int | None) -> int:
-    """Returns `wanted` or `context`. Raises UserError if `wanted` is out of range."""
+    """Returns `wanted` or, by default, `context`. Raises UserError if `wanted` is out of range."""
     if wanted is None:
         return context
     if wanted < context:

@@ -186,7 +186,7 @@ def _choose(
 def choose_arithmetics(
     source: Precision, precision: str | None, compute: Compute | None
 ) -> tuple[Precision, Compute]:
-    """Returns (storage, arithmetic). The default of storage is the source's. Raises UserError."""
+    """Returns (precision of storage, arithmetic). By default, storage has the source's precision. Raises UserError."""
     if precision == "f32" and compute is None and not source.quantised:
         return source, "f32"  # which widens bf16 exactly
     stored = Precision(precision) if precision else source

@@ -154,8 +154,8 @@ class Service:
         return peer
 
     def what_if(self, without: str) -> Forecast:
-        """Predicts the speed without a worker or, for "", with one more. Blocks. Raises like `revoke`, and
-        NotServing."""
+        """Predicts the speed without one worker; if `without` is "", with one more worker. Blocks. Raises like
+        `revoke`, and NotServing."""
         name = self._called(without) if without else ""
         try:
             # The control thread answers within a turn, unless it starts or ends rank 0's processes.
@@ -167,7 +167,7 @@ class Service:
         return loss_plans.what_if(self._placement, machines, name)
 
     def drain(self, name: str) -> Future[str]:
-        """Takes the worker out of plans. The future has the worker's name or CannotDrain. Raises like `revoke`."""
+        """Takes the worker out of plans. The future gets the worker's name, or CannotDrain. Raises like `revoke`."""
         return self._master.drain_worker(self._called(name))
 
     def undrain(self, name: str) -> str:

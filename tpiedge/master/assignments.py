@@ -100,7 +100,7 @@ class Served:
     def assign(
         self, epoch: int, plan: Assignments, rank: int, keys: Mapping[int, str], snapshot: KVSnapshot | None
     ) -> Assign:
-        """Makes the Assign for `rank`. `keys`: nodes' public keys. `snapshot`: earlier KV cache."""
+        """Makes the Assign for `rank`. `keys`: nodes' public keys. `snapshot`: the previous epoch's KV cache."""
         assignment = plan.assignments[rank]
         return Assign(
             epoch=epoch,

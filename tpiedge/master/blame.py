@@ -1,7 +1,7 @@
 """Finds the worker that caused the end of an epoch. Pure.
 
-If a worker is silent towards another worker, or sends it junk, the master cannot tell which is at fault: a dispute. In
-the star every message passes rank 0, which the master trusts."""
+A worker may be silent towards another worker, or send it junk. The master then cannot tell which of them is at fault.
+This is a dispute. In the star every message passes rank 0, which the master trusts."""
 
 import re
 from collections.abc import Sequence
@@ -33,8 +33,8 @@ class Failure:
 def failure_of(
     error: TpiedgeError, epoch: Epoch, assignments: Sequence[Assignment], *, linked: bool, stalled: bool
 ) -> Failure:
-    """Attributes the end of `epoch` to the node lost first. `linked`: workers have links. `stalled`: a node waited for
-    a hung node."""
+    """Attributes the end of `epoch` to the node lost first. `linked`: workers have links with each other. `stalled`: a
+    node waited for a hung node."""
     lost = next((member for member in epoch.members if member.state is NodeState.LOST), None)
     if lost is None:
         return Failure(_with_host(error, None, assignments))

@@ -1,7 +1,7 @@
 """Counters of nodes: rates, a step's time line, speeds of machines, progress of requests. Pure.
 
-Progress is one of three. A running request gets a token, scores or its end. A node is further than ever in steps,
-blocks or bytes read. Rank 0's counters change, as by chunks of a long prompt."""
+Progress is one of three events. A running request gets a token, scores or its end. A node is further than ever in
+steps, blocks or bytes read. Rank 0's counters change, as by chunks of a long prompt."""
 
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ WINDOWS: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """A node's `first` and `latest` counters. `spent_s`: between them, 0 for one report."""
+    """A node's `first` and `latest` counters. `spent_s`: seconds between them; 0 if there is only one report."""
 
     latest: Stats
     first: Stats
@@ -66,7 +66,7 @@ class Speeds:
     FFN."""
 
     def __init__(self, expected: Sequence[float]) -> None:
-        """`expected`: in proportion to each rank's seconds of FFN; 0: unknown."""
+        """`expected`: numbers proportional to the seconds that each rank's FFN should take; 0 means unknown."""
         self._expected = expected
         self._began: tuple[float, Mapping[int, Stats]] | None = None
         self.slowdowns = [deque[float](maxlen=WINDOWS) for _ in expected]  # by rank, in the last windows

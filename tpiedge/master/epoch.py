@@ -66,8 +66,8 @@ class Member:
 
 @dataclass(eq=False)
 class Epoch:
-    """Belongs to one thread; nothing blocks. States: STARTING -> JOINED -> LOADING -> READY, never back; from anywhere
-    to LOST, for good. `assign(rank)` returns a node's part; `emit` gets events."""
+    """Belongs to one thread; nothing blocks. A node's states are STARTING -> JOINED -> LOADING -> READY, never back.
+    From each of them a node may become LOST, for good. `assign(rank)` returns a node's part; `emit` gets events."""
 
     number: int
     _clock: Clock
@@ -221,7 +221,7 @@ class Epoch:
                 self._post(control.Connect(self.number, endpoints), member.rank)
 
     def _node_failed(self, member: Member, failed: control.Failed) -> None:
-        """Notes why a node ends. A lost peer is found elsewhere."""
+        """Notes why a node ends. Other methods look for a peer that the node reports as lost."""
         if failed.kind in _OWN_FAULTS:
             member.failed, member.state = True, NodeState.LOST
             self._emit(_OWN_FAULTS[failed.kind](sanitised_line(failed.message)))

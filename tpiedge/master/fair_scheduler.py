@@ -5,8 +5,9 @@ Laws:
    prompts and answers; then to the earliest request.
 2. Clients cannot save up service. Each pick raises all clients' counts to at least that of the least served waiting
    client (the counter lift of VTC, arXiv:2401.00588).
-3. Rank 0 compiles at most `places` grammars at a time. With compiled grammars of waiting requests, there are at most
-   `places` + `ahead`. A cancelled grammar counts until rank 0 reports its end. Clients have quotas of both numbers."""
+3. Rank 0 compiles at most `places` grammars at a time. These grammars and the compiled grammars of waiting requests are
+   at most `places` + `ahead`. A cancelled grammar counts until rank 0 reports its end. A client has a quota of each
+   limit."""
 
 import hashlib
 import secrets
@@ -28,7 +29,7 @@ class FairScheduler:
     def pick(
         self, able: list[PendingAnswer], running: Iterable[PendingAnswer], waiting: Iterable[PendingAnswer]
     ) -> PendingAnswer:
-        """Picks one of `able` (not empty). `running`: requests with places. `waiting`: all that wait."""
+        """Picks one of `able` (not empty). `running`: requests with places. `waiting`: all waiting requests."""
         places = Counter(one.client for one in running)
         awaited = [*able, *(one for one in waiting if one.has_reader)]
         self._least = min(self.served(one.client) for one in awaited)

@@ -41,8 +41,8 @@ PLAN_CAUSES: Final[tuple[PlanCause, ...]] = get_args(PlanCause)
 
 @dataclass(slots=True)
 class PlanHistory:
-    """Counts since the master started. `begun`: by PLAN_CAUSES. `failed`: plans that never served. `losses`: unplanned
-    ends, by LOSS_CAUSES. `recoveries`: seconds from a loss to new service."""
+    """Counts since the master started. `begun`: begun plans, by PLAN_CAUSES. `failed`: plans that never served.
+    `losses`: unplanned ends, by LOSS_CAUSES. `recoveries`: seconds from a loss to new service."""
 
     begun: list[int] = field(default_factory=lambda: [0] * len(PLAN_CAUSES))
     failed: int = 0
@@ -113,7 +113,7 @@ class History:
         self._add("recovered", detail=f"after {format_seconds(took_s)}")
 
     def lost(self, failure: Failure, members: Collection[str], now: float, *, breached: bool = False) -> None:
-        """Notes an unplanned end of a plan. `members`: its workers. `breached`: by a breach."""
+        """Notes an unplanned end of a plan. `members`: its workers. `breached`: a breach ended it."""
         if self._answers:
             self.so_far.losses[LOSS_CAUSES.index(_cause(failure, breached))] += 1
         else:
@@ -126,7 +126,7 @@ class History:
         self._say(failure.error)
 
     def failed(self, error: TpiedgeError, *, serves: bool) -> None:
-        """Notes a plan's failure before its start. `serves`: another plan serves."""
+        """Notes that a plan failed before its start. `serves`: another plan serves."""
         self.so_far.failed += 1
         self._add("plan failed", detail=str(error))
         if not serves:
@@ -141,7 +141,8 @@ class History:
         self._add("cleared", _called(machine))
 
     def waiting(self, reason: str) -> str:
-        """Returns what to tell clients while no plan is possible; `reason` unless workers of the last one are away."""
+        """Returns what to tell clients while no plan is possible: which workers of the last plan are away, or else
+        `reason`."""
         machines = {name: self._roster.get(name) for name in self._members or ()}
         gone = [
             name if one is None else f"{_called(one)} ({'stopped' if one.cause == STOPPED else one.cause})"

@@ -5,8 +5,8 @@ Laws:
 2. The next epoch continues the answer exactly. A random number depends only on the seed and the token's position
    (`engine/sampler.py`).
 3. A request is quarantined after QUARANTINE_AFTER deaths of nodes (`died` in `blame.py`) in a row without progress. It
-   is poison after POISON_AFTER deaths, if it ran alone at one of them. A death after a single event counts as a third:
-   that event shows only that the prompt was read."""
+   is poison after POISON_AFTER deaths, if it ran alone at one of them. A death after a single event counts as a third
+   of a death: that event shows only that the prompt was read."""
 
 import queue
 from collections.abc import Callable, Iterable, Iterator
@@ -24,7 +24,7 @@ POISON_AFTER: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Paused:
-    """The answer pauses. Sent again when the reason changes."""
+    """The answer pauses. This event comes again when the reason changes."""
 
     why: str
 
@@ -138,7 +138,7 @@ class PendingAnswer:
 
     @property
     def reading(self) -> bool:
-        """Whether this epoch has passed on no event yet."""
+        """Whether the caller has got no event from this epoch yet."""
         return self._passed_on == 0
 
     @property
@@ -168,7 +168,7 @@ class PendingAnswer:
         self.interrupted(now, "restart")
 
     def interrupted(self, now: float, cause: PauseCause) -> None:
-        """Notes the epoch's end, or a preemption. An earlier pause goes on."""
+        """Notes that the epoch ended, or that the request was preempted. An earlier pause goes on."""
         self.interruptions += 1
         self._passed_on = 0
         if self.paused is None:

@@ -22,7 +22,7 @@ PlaceNodes: TypeAlias = Callable[[tuple[Machine, ...], tuple[str, ...]], Assignm
 
 
 def plan_safely(plan: PlaceNodes, machines: Sequence[Machine], serving: tuple[str, ...]) -> Assignments:
-    """Makes the plan. An exception becomes the reason for no plan."""
+    """Makes the plan. An exception becomes the reason why there is no plan."""
     try:
         return plan(tuple(machines), serving)
     except Exception as error:
@@ -53,7 +53,8 @@ class LossPlans:
             self.reports[machine] = structs.replace(message, complete=message.complete and bool(told.shares))
 
     def plan_next(self, machines: Sequence[Machine], serving: Sequence[str], own_bytes: int) -> None:
-        """Makes one missing plan; finally sends orders. `own_bytes`: the master's memory."""
+        """Makes one missing plan. Once no plan is missing, orders machines to fetch the plans' shards. `own_bytes`: the
+        master's memory."""
         facts = [(one.name, one.offer, one.link, one.slowdown) for one in machines], tuple(serving), own_bytes
         if facts != self._facts:
             self._facts = facts
@@ -87,8 +88,9 @@ class LossPlans:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """Predicted seconds per token: `now_s` now, `then_s` after a machine left or came; None without a plan. `why`: the
-    reason for no plan. `machines`: with a part then. `takes_part`: whether that machine has a part."""
+    """Predicted seconds per token: `now_s` now, `then_s` after a machine left or joined. Without a plan, they are None.
+    `why`: the reason why there is no plan then. `machines`: how many have a part then. `takes_part`: whether the
+    machine that leaves or joins has a part."""
 
     now_s: float | None
     then_s: float | None

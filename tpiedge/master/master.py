@@ -48,7 +48,7 @@ FLOOD: Final = 3000  # messages between two heartbeats with which a peer breaks 
 
 
 class Master:
-    """Owns rank 0's processes, not the hub. Thread-safe, but for `turn`."""
+    """Owns rank 0's processes, not the hub. All methods but `turn` are thread-safe."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class Master:
         return self.requests.submit(request, client, has_reader=has_reader)
 
     def resume(self, request: GenerationRequest, said: Sequence[AnswerPart]) -> PendingAnswer:
-        """Resumes an earlier master's request. Call it before `start`, in order."""
+        """Resumes an earlier master's request. Call it before `start`, for the oldest request first."""
         return self.requests.resume(request, said, self._reconciler.served_before())
 
     @property
@@ -114,7 +114,7 @@ class Master:
         return self._reconciler.status
 
     def observe(self, *, timeline: bool = False) -> ClusterStatus:
-        """Returns `status` with histograms; has nodes report counters. Never blocks."""
+        """Returns `status` with histograms, and makes nodes report counters. Never blocks."""
         self._order(lambda: self._sessions.observe(timeline=timeline))
         return replace(self.status, histograms=self.requests.histograms)
 
@@ -180,7 +180,8 @@ class Master:
         self._reconciler.reconcile()
 
     def _hear(self, until: float) -> None:
-        """Raises EndpointClosed."""
+        """Finishes joins and handles arrived messages. Waits for the first message until `until`. Raises
+        EndpointClosed."""
         for name in self._registrar.finish_joins():
             self._roster.expect(name)
         self._hear_one(max(0.0, until - self._clock.now()))
@@ -285,7 +286,7 @@ class Master:
                 self._drop_peer(one.name, "its process ended or its connection broke")
 
     def _broke_protocol(self, peer: str, cause: str) -> None:
-        """Drops the peer; leaves a worker out of plans for a while."""
+        """Drops the peer. If it is a worker, leaves it out of plans for a while."""
         rank, number = node_of(peer)
         epoch = self._sessions.epoch(number)
         if rank is None and self._roster.get(peer) is not None:

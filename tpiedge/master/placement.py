@@ -17,9 +17,9 @@ OWN_NAME = "master"
 
 @dataclass
 class NodePlacement:
-    """Plans for the machines that are present. `own` returns the master machine's offer. `weights`: --shares, first the
-    master's, then by admission. A plan waits for as many machines. Only a clearly faster plan replaces the serving
-    plan."""
+    """Plans for the machines that are present. `own` returns the master machine's offer. `weights`: --shares, the
+    master's first, then the workers' by admission. A plan waits until every weight has a machine. Only a clearly faster
+    plan replaces the serving plan."""
 
     model: ModelFacts
     own: Callable[[], prediction.MachineFacts]
@@ -62,7 +62,7 @@ class NodePlacement:
     def _kept(
         self, there: tuple[Machine, ...], serving: tuple[str, ...], best: Allocation, *, fewer: bool
     ) -> Allocation | None:
-        """Returns the serving machines' plan, if nearly as fast as `best`."""
+        """Returns the serving machines' plan if it is nearly as fast as `best`."""
         if self.weights is not None or not serving or not fewer or len(there) < len(serving):
             return None
         kept = self._allocate(there)
@@ -119,7 +119,7 @@ class NodePlacement:
 
 
 def fill_slots(count: int, machines: Sequence[Machine]) -> list[Machine]:
-    """Returns each slot's machine: its owner, or a machine that owns none."""
+    """Returns the machine of each slot: its owner or, if that is absent, a machine that owns no slot."""
     owners = {one.place: one for one in machines if one.place < count}
     others = (one for one in machines if one.place >= count)
     return [owners.get(slot) or next(others) for slot in range(count)]

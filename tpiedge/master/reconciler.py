@@ -47,8 +47,8 @@ class CannotDrain(TpiedgeError):
 
 @dataclass(eq=False)
 class Reconciler:
-    """Belongs to the control thread; any thread may read `status`, `hopeless`, `not_serving`. Only rank 0's start and
-    end block. `tell(message, machine)` does not wait."""
+    """Belongs to the control thread; any thread may read `status`, `hopeless`, `not_serving`. Nothing blocks but the
+    start and the end of rank 0. `tell(message, machine)` does not wait."""
 
     _clock: Clock
     plan: InitVar[PlaceNodes]
@@ -154,7 +154,7 @@ class Reconciler:
         self._publish()
 
     def _is_due(self, now: float) -> bool:
-        """Whether a roster change is 2 s old, or 0.3 s without arrivals."""
+        """Whether a roster change is 2 s old, or no machine came for 0.3 s."""
         if self._known == self._roster.generation:
             return False
         if self._changed is None:

@@ -62,9 +62,9 @@ class Dismissed(Cancelled):
 @dataclass(eq=False)
 class RequestQueue:
     """Up to `limit` requests of a client, and twice as many of all clients, may wait; interrupted requests do not
-    count. Up to `parallel` run. Up to `compiles` (a number) grammars are compiled at a time. Ids must differ.
-    Thread-safe; nothing blocks. `on_cancel(id)` stops a running request and must not call back. `on_submit()` follows
-    acceptance."""
+    count. Up to `parallel` requests run. Up to `compiles` grammars are compiled at a time. Requests' ids must differ.
+    Thread-safe; nothing blocks. `on_cancel(id)` stops a running request and must not call back. `on_submit()` is called
+    after a request is accepted."""
 
     limit: InitVar[int]
     _parallel: int
@@ -143,7 +143,7 @@ class RequestQueue:
         return answering
 
     def postpone(self, count: int, client: str) -> None:
-        """Counts later requests; a negative `count` withdraws some. Raises QueueFull."""
+        """Counts `count` later requests as waiting; a negative `count` withdraws some. Raises QueueFull."""
         with self._lock:
             if count < 0:
                 self._postponed.release(client, -count)
@@ -152,8 +152,8 @@ class RequestQueue:
                 raise self._full(choices, self._postponed.used_by(client))
 
     def resume(self, request: GenerationRequest, said: Sequence[AnswerPart], why: str) -> PendingAnswer:
-        """Accepts an earlier master's request, which passed `said` on. `why`: of the first pause. Call it before
-        `submit`. Raises the error of `close`."""
+        """Accepts an earlier master's request. That master passed `said` on. `why`: the reason of the first pause. Call
+        it before `submit`. Raises the error of `close`."""
         answering = PendingAnswer(request, "", self._cancelled, self._on_submit, False, recovered=True)
         with self._lock:
             if self._closed is not None:
@@ -166,7 +166,8 @@ class RequestQueue:
         return answering
 
     def prepare(self, compile_next: Callable[[GenerationRequest, str], None]) -> bool:
-        """Passes a request and its grammar's group to `compile_next`. Returns False if no grammar is next."""
+        """Passes a request and its grammar's group to `compile_next`. Returns False if no grammar may be compiled
+        now."""
         with self._lock:
             one = self._compiling.next(self._waiting, self._scheduler)
             if one is None:
@@ -269,7 +270,7 @@ class RequestQueue:
             self._waiting = deque(sorted([*going_on, *self._waiting], key=lambda one: -one.deaths))
 
     def pause(self, why: str, since: float) -> None:
-        """Pauses running requests without an end of their epoch. `why`: for readers."""
+        """Pauses running requests, whose epoch goes on. `why`: for readers."""
         with self._lock:
             for one in self._running.values():
                 if one.paused is None:
@@ -373,7 +374,7 @@ class RequestQueue:
             self._rate.stop(self._now())
 
     def _finish(self, message: control.Finished, answering: PendingAnswer) -> None:
-        """Ends a running request; fails it without all tokens. A preempted request waits again."""
+        """Ends a running request. Fails it if tokens are missing. A preempted request waits again."""
         cancelled = message.reason == "cancel"
         if cancelled and answering.preempted and not answering.unwanted:
             if not self._finish_if_complete(answering):
@@ -412,7 +413,7 @@ class RequestQueue:
         return True
 
     def _fail(self, failed: Sequence[PendingAnswer], error: TpiedgeError) -> None:
-        """Fails requests. A request with its whole answer counts as finished."""
+        """Fails requests. A request that already has its whole answer counts as finished."""
         for answering in failed:
             self._leave(answering)
         whole = sum(answering.whole for answering in failed)

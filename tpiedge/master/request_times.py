@@ -1,5 +1,5 @@
-"""Latencies (with pauses), lengths and reading rates of requests. Pure. Times under an earlier master do not count, nor
-those of failed or cancelled requests."""
+"""Latencies (with pauses), lengths and reading rates of requests. Pure. Times under an earlier master do not count.
+Times of failed or cancelled requests do not, either."""
 
 from bisect import bisect_left
 from collections import deque
@@ -20,7 +20,8 @@ LENGTHS: Final = tuple(float(digit * 10**exponent) for exponent in range(6) for 
 
 @dataclass(slots=True)
 class Histogram:
-    """`counts[i]` values were above `bounds[i - 1]`, at most `bounds[i]`; the last were larger."""
+    """`counts[i]` values were above `bounds[i - 1]`, and at most `bounds[i]`. The last count has the values above all
+    bounds."""
 
     bounds: tuple[float, ...] = SECONDS
     counts: list[int] = field(init=False)
@@ -36,8 +37,8 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Requests and tokens since the master started. `cut`: reached max_tokens. `refused` requests are in no other
-    count. `resumed`: ended pauses. `paused_s`: their seconds."""
+    """Requests and tokens since the master started. `cut`: requests that reached max_tokens. `refused` requests are in
+    no other count. `resumed`: ended pauses. `paused_s`: their seconds."""
 
     finished: int = 0
     failed: int = 0
@@ -64,8 +65,8 @@ class Timeline:
 @dataclass(slots=True)
 class RequestHistograms:
     """Seconds and tokens since the master started. Not thread-safe. `queue`: from acceptance to start. `first_token`:
-    from acceptance. `prefill`: from start to first token. `decode`: from first to last token. `latency`: from
-    acceptance to the end. `per_token`: mean gap. `pauses`: by cause."""
+    from acceptance to first token. `prefill`: from start to first token. `decode`: from first to last token. `latency`:
+    from acceptance to the end. `per_token`: mean gap. `pauses`: lengths of pauses, by cause."""
 
     queue: Histogram = field(default_factory=Histogram)
     first_token: Histogram = field(default_factory=Histogram)
@@ -127,7 +128,7 @@ class ReadingRate:
         self._tokens += tokens
 
     def stop(self, now: float) -> None:
-        """Ignores less than 64 tokens: mostly waiting."""
+        """Ends the measurement. Ignores a measurement of fewer than 64 tokens, which is mostly waiting."""
         if self._since is not None and self._tokens >= 64:
             self._rates.append((now - self._since) / self._tokens)
         self._since = None

@@ -69,7 +69,7 @@ class Roster:
         return self._machines.get(name)
 
     def expect(self, name: str) -> int:
-        """Returns an admitted machine's place; a new machine gets the next."""
+        """Returns an admitted machine's place; a new machine gets the next place."""
         return self._places.setdefault(name, max(self._places.values(), default=-1) + 1)
 
     def offered(self, name: str, offer: Offer, now: float) -> None:
@@ -103,7 +103,7 @@ class Roster:
             self._apply(machine, *step(machine.standing, event, now, fault, cause))
 
     def proved(self, names: Iterable[str]) -> None:
-        """Resets the failures in a row, for workers `names` and the master's node."""
+        """Resets the counts of failures in a row of workers `names` and the master's node."""
         self.own = replace(self.own, row=0)
         for name in names:
             machine = self._machines.get(name)
@@ -127,8 +127,8 @@ class Roster:
             self.generation += 1
 
     def slowed(self, shown: Mapping[str, Sequence[float]], now: float) -> None:
-        """Notes speeds that changed twofold, at most once in ten minutes. `shown`: slowdowns of machines with a part.
-        Other machines return to their measured speed."""
+        """Notes slowdowns that changed twofold, at most once in ten minutes per machine. `shown`: slowdowns of machines
+        with a part. Other machines return to the speed that they measured."""
         for one in self.present:
             found = [min(16.0, max(1 / 16, slowdown)) for slowdown in shown.get(one.name, (1.0,))]
             differs = (

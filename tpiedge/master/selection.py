@@ -27,8 +27,8 @@ class Selection:
     slow: frozenset[str] = frozenset()  # workers that are overdue while nothing is served
 
     def find(self, without: str = "") -> Assignments:
-        """Makes a plan. `without`: a worker to leave out. Waiting workers are used only if necessary, slow workers
-        last."""
+        """Makes a plan. `without`: a worker to leave out. Workers that wait after a failure are used only if necessary;
+        overdue workers are used last."""
         serving = self._sessions.serving.machines if self._sessions.serving is not None else ()
         able = [one for one in self.able() if one.name != without]
         awake = {one.name for one in self.awake(self.serving_on())}

@@ -65,7 +65,8 @@ class _Preparation:
 
 @dataclass(eq=False)
 class Session:
-    """Belongs to one thread; nothing blocks. `send(message, peer)` does not wait. `notify` gets requests' news."""
+    """Belongs to one thread; nothing blocks. `send(message, peer)` does not wait. `notify` gets rank 0's messages about
+    requests."""
 
     number: int
     _plan: Assignments
@@ -140,7 +141,7 @@ class Session:
         return "fetching" if one.fetching is not None else "prepared" if one.key else "preparing"
 
     def overdue(self) -> set[str]:
-        """Returns workers that stand still for 20 s or still need over 10 s."""
+        """Returns workers without progress for 20 s. Also returns workers whose fetching needs over 10 s more."""
         if self.phase is not Phase.PREPARING or self._clock.now() - self._begun < 2.0:
             return set()
         left_s = {
@@ -155,7 +156,7 @@ class Session:
         self._look_prepared()
 
     def launch(self, root_key: str, overruled: str = "", snapshot: control.KVSnapshot | None = None) -> None:
-        """Starts the workers' nodes. `root_key`: rank 0's. `overruled`: why all-reduces use the star, or "".
+        """Starts the workers' nodes. `root_key`: rank 0's public key. `overruled`: why all-reduces use the star, or "".
         `snapshot`: the previous epoch's KV cache."""
         self._reach(Phase.LAUNCHED)
         self._moved = self._launched = self._clock.now()

@@ -34,14 +34,14 @@ _WATCHED_S = 5.0
 
 @dataclass(eq=False)
 class RankZero(NodeSlot):
-    """The slot of the master's own node. `bootstrap` lacks the epochs' fields."""
+    """The slot of the master's own node. `bootstrap` lacks the fields that differ between epochs."""
 
     bootstrap: NodeBootstrap = field(kw_only=True)
     _say: Callable[[str], None] = _log.warning
     _owns_snapshots: bool = True  # the folder's lock lets only one master run
 
     def insist(self) -> bool:
-        """Offers more memory if no plan fits; returns whether it grew."""
+        """Offers more memory if no plan fits; returns whether the offer grew."""
         before = self.memory_bytes
         self._tell(self.memory.insist(self._usable_memory(), self._clock.now()))
         return self.memory_bytes > before
@@ -109,7 +109,7 @@ class SessionManager:
             session.drop_machine(machine, cause, intended=intended)
 
     def tick(self, *, own_stall: bool) -> None:
-        """Marks ended, stuck and silent nodes as lost; after an `own_stall`, not silent ones."""
+        """Marks ended, stuck and silent nodes as lost. After an `own_stall`, silent nodes are not marked."""
         self.rank_zero.weigh()
         serving, now = self.serving, self._clock.now()
         if serving is not None and serving.epoch is not None:
@@ -134,7 +134,7 @@ class SessionManager:
             self._observed_until = self._clock.now() + _OBSERVED_S
 
     def prepare_session(self, plan: Assignments) -> None:
-        """Prepares a session in place of the coming one."""
+        """Prepares a session in place of the coming session."""
         self.abandon()
         self.number += 1
         self.coming = Session(

@@ -25,9 +25,10 @@ class NodeStatus:
 
     `rank`: None without a part; then `spare` is the kind of reason. `why`: explains the part or its absence.
     `attention`, `ffn`: half-open intervals of units. `memory_bytes`: the limit. `speed`: bytes of weights per second.
-    `planned_bytes`: the node's peak. `disk_bytes`: weights on disk. 0 means unknown. `fetch_total_bytes`: above 0 while
-    fetching. `stocked`: the disk has all shards needed after a loss; `not_stocked`: the obstacle. `counted`: only if
-    asked for (Master.observe). `round_trip_s`, `link_bytes_per_s`: of the link to the master; 0: not measured."""
+    `planned_bytes`: the node's planned peak. `disk_bytes`: weights on disk. 0 means unknown. `fetch_total_bytes`: above
+    0 while fetching. `stocked`: the disk has all shards that the machine needs after a loss; `not_stocked`: the
+    obstacle. `counted`: only if asked for (Master.observe). `round_trip_s`, `link_bytes_per_s`: of the link to the
+    master; 0: not measured."""
 
     name: str
     rank: int | None
@@ -67,9 +68,9 @@ _NO_HISTOGRAMS = RequestHistograms()  # made once: each turn of the master makes
 class ClusterStatus:
     """The whole cluster. `reason`: why it is not ready, or the last event. `epoch`: 0 before the first plan.
 
-    `collective`: a token's all-reduce; `bulk_collective`: a chunk's; "" for one node. `split_shows`: why last bits
-    depend on the split, or "". `links`: between workers. `failed`: the thread that failed. `histograms`: only if asked
-    for (Master.observe)."""
+    `collective`: the all-reduce of a token; `bulk_collective`: the all-reduce of a chunk; "" for one node.
+    `split_shows`: why last bits depend on the split, or "". `links`: between workers. `failed`: the thread that failed.
+    `histograms`: only if asked for (Master.observe)."""
 
     ready: bool
     reason: str

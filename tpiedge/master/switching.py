@@ -1,7 +1,7 @@
 """Decides when a prepared session replaces the serving session, and which KV cache is taken over.
 
 A faster session takes over once waiting has cost as much time as the switch will. So at most twice the least time is
-lost. Keys and values travel (`planner/kv_transfer.py`) if that is faster than to compute them anew. Rank 0 halts first,
+lost. Keys and values travel (`planner/kv_transfer.py`) if this is faster than to compute them anew. Rank 0 halts first,
 and goes on if the switch does not happen."""
 
 import logging
@@ -59,8 +59,8 @@ class Switching:
         return gain <= 0 or gain * (now - self._waiting[1]) >= pause_s
 
     def _plan_transfer(self, serving: Session, coming: Session) -> tuple[KVMoves | None, float]:
-        """Returns (transfer, its seconds), or (None, seconds to recompute; 0: unknown). A transfer takes at most two
-        minutes; ten seconds in the unknown case."""
+        """Returns (transfer, its seconds). Without a transfer, returns (None, seconds to recompute, or 0 if unknown). A
+        transfer takes at most two minutes; at most ten seconds if the time to recompute is unknown."""
         (positions, reread_s), head_bytes = self._requests.positions, self._served.kv_head_bytes
         again = None, reread_s
         if serving.phase is not Phase.READY or not positions or not head_bytes:

@@ -107,7 +107,7 @@ class Standing:
 def step(
     one: Standing, event: WorkerEvent, now: float, fault: Fault = "", cause: str = ""
 ) -> tuple[Standing, tuple[WorkerAction, ...]]:
-    """Returns the new state and actions. `fault`, `cause`: of a failure."""
+    """Returns the new state and actions. `fault` and `cause` describe a failure."""
     to, actions = TRANSITIONS[one.state].get(event, (one.state, ()))
     if event in (_E.DRAINED, _E.UNDRAINED):
         one = replace(one, drained=event is _E.DRAINED)
@@ -125,7 +125,7 @@ def step(
 
 
 def failed(one: Standing, now: float, fault: Fault, cause: str) -> Standing:
-    """Counts a failure. Losses are not failures in a row."""
+    """Counts a failure. Losses do not count as failures in a row."""
     calm = max(0.0, now - max(one.until, one.failed))
     before = max(0, one.doublings - int(calm // HALVED_S)) if one.doublings else 0
     doublings = min(before + (4 if fault == "breach" else 1), 1 + math.ceil(math.log2(LONGEST_S / FIRST_S)))
