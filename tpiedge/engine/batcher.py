@@ -1,10 +1,11 @@
-"""Plans steps: which tokens of which sequences. Pure.
+"""Plans steps: chooses the tokens of each step. Pure.
 
 1. Sequences begin in order of arrival, once a slot and pages for all their tokens are free. A sequence waits for a
    shared page that another sequence is computing.
-2. If no page is free, the youngest sequence is preempted. It waits first in line.
-3. Prompts may make a step with answers `_MAX_SLOWDOWN` times as long. Prompts alone may take `_STEP_S`, or twice the
-   least step's time. The oldest prompt gets a share. The rest goes to the prompts with the fewest tokens left.
+2. If no page is free, the youngest sequence is preempted. It then waits at the head of the queue.
+3. Prompts may make a step `_MAX_SLOWDOWN` times as long as its answers alone. A step without answers may take
+   `_STEP_S`, or twice the least step's time. The oldest prompt gets a fixed part of the prompts' tokens. The prompts
+   with the fewest tokens left get the rest.
 4. A page is published when all its tokens are decided and computed.
 """
 
@@ -57,7 +58,8 @@ class Batch:
 
 
 class Batcher:
-    """Plans steps. `speculate`: the most guesses of a sequence in a step. Add measured times to `cost`."""
+    """Plans steps. `speculate` is the most guesses of a sequence in a step. The caller adds measured times to
+    `cost`."""
 
     def __init__(self, pool: PagePool, step_tokens: int, sequences: int = 1, speculate: int = 0) -> None:
         self._pool, self.cost = pool, StepCost()
@@ -94,7 +96,7 @@ class Batcher:
         return sequence
 
     def to_save(self, most_pages: int) -> tuple[tuple[int, ...], tuple[SavedSequence, ...]]:
-        """Returns the pages of running sequences, the oldest first, and the sequences."""
+        """Returns at most `most_pages` pages of running sequences, and these sequences. The oldest comes first."""
         places: dict[int, int] = {}
         saved: list[SavedSequence] = []
         for one in self._running:
@@ -120,7 +122,7 @@ class Batcher:
         self._pool.give_back(allocated)
 
     def free_restored(self, *, claimed: bool = False) -> bool:
-        """Frees unused restored pages, if any. `claimed`: also those of waiting sequences."""
+        """Frees restored pages that no request has claimed, if any. `claimed`: also those of waiting sequences."""
         found, self._restored = list(self._restored.values()), {}
         for sequence in self._waiting if claimed else ():
             if sequence.restored is not None:
@@ -140,7 +142,7 @@ class Batcher:
             self._release(sequence)
 
     def plan(self) -> Batch | None:
-        """Plans the next step; None if no sequence can be computed."""
+        """Plans the next step. Returns None if no sequence can be computed."""
         self._admit()
         pieces = self._pieces()
         if not pieces:
@@ -160,7 +162,7 @@ class Batcher:
         self._publish(sequence)
 
     def decided(self, piece: StepPiece, tokens: Sequence[int]) -> None:
-        """Notes the tokens drawn after a piece. Pieces within a prompt have none."""
+        """Notes the tokens drawn after a piece. No token is drawn within a prompt."""
         sequence = piece.sequence
         sequence.undrawn = False
         sequence.done = piece.stop - piece.drafted + max(0, len(tokens) - 1)
@@ -191,7 +193,7 @@ class Batcher:
         self._waiting.extendleft(reversed(passed))
 
     def _found(self, sequence: RunningSequence) -> list[int] | None:
-        """Returns the sequence's first pages; None while another sequence computes the next page."""
+        """Returns the pages with which the sequence can begin; None while another sequence computes the next page."""
         if sequence.restored is not None:
             return list(sequence.restored.pages)
         if not self._shares(sequence):

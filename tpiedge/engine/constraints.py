@@ -58,7 +58,7 @@ class TriggeredConstraint:
             self._tried(lambda: self._constraint.guess(ids), None)
 
     def masks(self, *, shared: bool) -> Iterator[TokenMask | None]:
-        """Yields masks; None allows all tokens. Stops where the grammar starts or ends."""
+        """Yields the masks of the next tokens; None allows all tokens. Stops where the grammar starts or ends."""
         self._kept = 0
         if self._within:
             none: list[TokenMask] = []
@@ -171,14 +171,14 @@ class GrammarPreparations:
         self._untold.add(request.id)
 
     def claim(self, request: GenerationRequest) -> AnswerConstraint | None:
-        """Returns a request's constraint, ready or not. Raises UserError."""
+        """Returns a request's constraint, whether or not its grammar is compiled. Raises UserError."""
         if request.id not in self._prepared:
             return start_constraint(self._grammars, request)
         self._untold.discard(request.id)
         return self._prepared.pop(request.id)
 
     def news(self) -> list[Compiled | Failed]:
-        """Lists grammars compiled or failed since the last call."""
+        """Lists the grammars that were compiled, or failed, since the last call."""
         found: list[Compiled | Failed] = []
         for name in [name for name in self._prepared if name in self._untold]:
             constraint = self._prepared[name]
@@ -216,7 +216,8 @@ def failed(epoch: int, request: str, error: Exception, spent_s: float = 0.0) -> 
 
 
 class MaskWaits:
-    """Limits a step's total wait for masks. `wait` blocks until news come, at most so many seconds."""
+    """Limits how long a step waits for masks in all. `wait` blocks until a constraint has news, or its seconds are
+    over."""
 
     def __init__(
         self,

@@ -1,11 +1,11 @@
 """Drafts tokens from a sequence's own text (prompt lookup decoding), and decides how many a step takes. Pure.
 
-1. A guess repeats what followed the longest, then latest, earlier match of the text's end. After a long match failed,
-   the guess continues near the failed place.
+1. A guess repeats what followed an earlier match of the text's end: the longest match, or the latest of equally long
+   ones. After a long match failed, the guess continues near the failed place.
 2. `append` takes constant time, `draft` at most `_CANDIDATES` comparisons.
-3. A step takes guesses that maximise its expected tokens per second.
-4. Drafts cost a sequence at most `_RISK` of its other time, plus the time of `_CREDIT` tokens. Gains of `_GAINED`
-   tokens' time may be lost again.
+3. A step takes the guesses that maximise its expected tokens per second.
+4. Drafts cost a sequence at most `_RISK` of its other time, plus the time of `_CREDIT` tokens. What earlier drafts
+   gained may be lost again, up to the time of `_GAINED` tokens.
 """
 
 from array import array
@@ -27,7 +27,7 @@ _REACH: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Guess:
-    """Tokens that may come next. `matched`: tokens of the match. The first `sure` are certain."""
+    """Tokens that may come next. The first `sure` are certain. `matched`: how many tokens before them matched."""
 
     ids: tuple[int, ...] = ()
     matched: int = 0
@@ -38,7 +38,7 @@ NO_GUESS: Final = Guess()
 
 
 class PromptLookup:
-    """Finds pairs of tokens as LZ77 does."""
+    """Finds earlier text by pairs of tokens, as LZ77 does."""
 
     def __init__(self, ids: Iterable[int] = ()) -> None:
         self._ids = array("I")
@@ -161,7 +161,7 @@ class DraftLength:
         self._lost_s = self._plain_s = self._token_s = 0.0
 
     def chances(self, guess: Guess) -> Iterator[float]:
-        """Yields each beginning's chance to be right, the shortest first."""
+        """Yields the chance that each beginning of the guess is right, the shortest beginning first."""
         kinds = [_kind(guess.matched + i) for i in range(guess.sure, len(guess.ids))]
         sure = [1.0] * min(guess.sure, len(guess.ids))
         return accumulate(sure + [self._right[kind] / self._seen[kind] for kind in kinds], mul)
@@ -172,13 +172,13 @@ class DraftLength:
         return max(0.0, _STAKE * left_s)
 
     def taken(self, seconds: float, token_s: float) -> None:
-        """Notes parts of a step's time. `seconds`: for drafts. `token_s`: without drafts."""
+        """Notes a step's times: `seconds` for drafts, `token_s` for a token without drafts."""
         self._token_s = token_s
         self._plain_s += token_s
         self._lost_s += seconds
 
     def learn(self, guess: Guess, tokens: Sequence[int]) -> None:
-        """Notes the tokens, at least one, drawn after the guess."""
+        """Notes the one or more tokens that were drawn after the guess."""
         for i, (guessed, token) in enumerate(zip(guess.ids, tokens, strict=False)):
             if i >= guess.sure:
                 kind = _kind(guess.matched + i)

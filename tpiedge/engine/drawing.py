@@ -1,4 +1,4 @@
-"""The LM head, on rank 0 only (TPI-LLM, section 3.1).
+"""Draws tokens with the LM head, on rank 0 only (TPI-LLM, section 3.1).
 
 Shapes: M positions, V vocabulary, R vocabulary rows of a tile.
 """
@@ -58,7 +58,7 @@ class Head:
         return logits_MV
 
     def scores(self, x_MH: Tensor, ids_M: Tensor, likeliest: int = 0) -> tuple[list[float], list[Scored]]:
-        """Returns log probabilities of `ids_M`, and the `likeliest` tokens of each position."""
+        """Returns the log probability of each of `ids_M`, and the `likeliest` best tokens of each position."""
         count = min(likeliest, self._config.vocab_size)
         total_M = torch.full((len(ids_M),), -torch.inf)  # the logarithm of the sum of exponentials so far
         own_M = torch.empty(len(ids_M))
@@ -135,7 +135,7 @@ class LiveRequest:
         return self.forced() is not None
 
     def forced(self) -> Sequence[int] | None:
-        """Returns forced tokens. None: unknown yet. Empty: no token is forced."""
+        """Returns the forced tokens: an empty sequence if no token is forced, None while this is unknown."""
         found: Sequence[int] | None = ()
         with refusing(self):
             found = () if self.constraint is None else self.constraint.forced()

@@ -1,7 +1,7 @@
 """The forward pass of one node: its slice of every layer, and the all-reduces that join the slices.
 
-Shapes: T tokens of the step, C of a chunk, H hidden size, n local query heads, K local KV heads, d head dimension, P
-padded rows of a head. The residual stream x_TH is f32 and identical on all nodes (TPI-LLM, section 3.1).
+Shapes: T tokens of the step, C tokens of a chunk, H hidden size, n local query heads, K local KV heads, d head
+dimension, P padded rows of a head. The residual stream x_TH is f32 and identical on all nodes (TPI-LLM, section 3.1).
 """
 
 import functools
@@ -61,13 +61,13 @@ def _kept_tables(rope: RopeConfig, head_dim: int, block: int) -> tuple[Tensor, T
 def kv_cache(
     config: ModelConfig, share: NodeShare, kv: KVPrecision, slots: int, capacity_tokens: int
 ) -> KVCache:
-    """Raises OutOfMemory."""
+    """Makes a node's KV cache. Raises OutOfMemory."""
     heads, stored = len(kv_share(share.attention, config.group_size)), KVFormat(kv, config.head_dim)
     return KVCache(config.num_layers, heads, stored, slots=slots, capacity=capacity_tokens)
 
 
 class Engine:
-    """Computes steps for one node. Not thread-safe. Owns none of its arguments."""
+    """Computes steps for one node. Not thread-safe. The caller closes the arguments."""
 
     def __init__(
         self,
@@ -107,8 +107,8 @@ class Engine:
         return self._grids[0][0] is not None
 
     def run(self, x_TH: Tensor, plan: StepPlan) -> None:
-        """Computes all layers in place. Only wanted rows are complete. `x_TH`: embeddings, on rank 0. Raises PeerLost,
-        ProtocolError, StepCancelled."""
+        """Computes all layers in `x_TH`, which holds embeddings on rank 0. Afterwards only the wanted rows are
+        complete. Raises PeerLost, ProtocolError, StepCancelled."""
         self.cache.change(plan.tables, plan.discarded)
         self.cache.truncate(plan.segments)
         self.weights.make_room(self.cache.held_bytes)
@@ -133,7 +133,7 @@ class Engine:
         return parts
 
     def _stack(self, x_TH: Tensor, plan: StepPlan, parts: Sequence[_ChunkPart]) -> bool:
-        """Computes all blocks in one native call, if possible."""
+        """Computes all blocks in one native call, if possible. Returns whether it did."""
         if (
             self.communicator.size > 1
             or plan.tokens > NATIVE_TOKENS

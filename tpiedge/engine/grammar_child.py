@@ -1,13 +1,13 @@
 """Compiles grammars and follows answers, in a process per grammar, without torch.
 
-A grammar may be hostile, so each child has limits. One of its two sockets carries frames. Shutting the other one ends
-the child, and then brings its `FATE`.
+A grammar may be hostile, so each child has limits. One of its two sockets carries frames. If the other is shut, the
+child ends; then that socket brings its `FATE`.
 
 Frames are as in `text_child.py`, with u32 numbers and an answer's number (0: the grammar):
-- received: `g` JSON, `a` drawn tokens, `d` guessed tokens, `b` restart and tokens, `x` end;
-- sent: `r` pid, `y` compiled (microseconds), `e` error;
-- sent after `g`, `a`, `b`: `f` (number of used tokens of `b`, forced tokens), `m` mask; after `d`: `d` masks.
-  Microseconds precede masks. A mask is a byte (may the answer end?) and a bit per token.
+- received: `g` (JSON), `a` (drawn tokens), `d` (guessed tokens), `b` (restart tokens), `x` (end);
+- sent: `r` (pid), `y` (compiled; microseconds), `e` (error);
+- sent after `g`, `a`, `b`: `f` (number of used tokens of `b`, forced tokens), `m` (mask); after `d`: `d` (masks).
+  Microseconds precede masks. A mask has a byte (may the answer end?) and a bit per token.
 """
 
 import array
@@ -60,7 +60,7 @@ def main() -> None:
 
 
 class _Nursery:
-    """Forks a child for each pair of sockets from `link`; reaps the children."""
+    """Forks a child for each pair of sockets that `link` brings. Reaps the children."""
 
     def __init__(self, link: socket.socket, vocabulary: "LLTokenizer | str") -> None:
         self._link = link
@@ -91,7 +91,7 @@ class _Nursery:
             watch.send(FATE.pack(os.waitstatus_to_exitcode(status), spent))
 
     def _take(self) -> bool:
-        """Starts a child. Returns False once the parent is gone."""
+        """Starts the next child. Returns False once the parent is gone."""
         try:
             data, fds, _, _ = socket.recv_fds(self._link, 1, 2)
         except ConnectionError:
@@ -144,7 +144,7 @@ class _TokenizerWrapper:
 
 
 def _vocabulary(folder: Path, rows: int, end: int) -> "LLTokenizer | str":
-    """Returns the vocabulary, or an error's text. `rows`: tokens of the model."""
+    """Returns the vocabulary, or the text of an error. The model has `rows` tokens."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     known = [limit for limit in (_READ_MEMORY, soft, hard) if limit != resource.RLIM_INFINITY]
     try:
@@ -236,7 +236,7 @@ class _FollowedAnswer:
         return masks
 
     def _replay(self, ids: "array.array[int]") -> int:
-        """Returns how many tokens the restarted grammar used, up to a possible end."""
+        """Restarts the grammar with `ids`, up to a place where its text may end. Returns how many tokens it used."""
         self._matcher.reset()
         for kept, token in enumerate(ids):
             if self._matcher.is_accepting():
@@ -278,7 +278,7 @@ def _matcher(vocabulary: "LLTokenizer", kind: str, text: str) -> "LLMatcher":
 
 
 def _mask(matcher: "LLMatcher", forced: Sequence[int]) -> bytes:
-    """Returns the next token's mask: only the first forced token, if any."""
+    """Returns the next token's mask. It allows only the first forced token, if any."""
     mask = matcher.compute_bitmask()
     _check(matcher)
     if forced:

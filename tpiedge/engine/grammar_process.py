@@ -1,4 +1,4 @@
-"""The parent's side of `grammar_child.py`. Nothing here waits. A child that is killed from outside is restarted
+"""The parent's side of `grammar_child.py`. No call here waits. If a child is killed from outside, it is restarted
 once."""
 
 import contextlib
@@ -32,7 +32,7 @@ AGAIN_S: Final = 30.0
 
 
 class GrammarLink:
-    """The parent's sockets of a child. Shutting `watch` ends the child, and brings its `FATE`."""
+    """The parent's sockets of a child. Shutting `watch` ends the child; then `watch` brings its `FATE`."""
 
     def __init__(self, session: socket.socket, watch: socket.socket) -> None:
         session.setblocking(False)
@@ -69,12 +69,12 @@ class GrammarLink:
         return self._session if self._unsent and not self._silent else None
 
     def send(self, letter: bytes, number: int, body: bytes = b"") -> None:
-        """Sends a frame, at once or later."""
+        """Sends a frame, now or in a later call."""
         self._unsent += HEAD.pack(len(body), letter, number) + body
         self._flush()
 
     def receive(self) -> Sequence[tuple[bytes, int, bytes]]:
-        """Returns (letter, number, body) of new frames."""
+        """Returns (letter, number, body) of each new frame."""
         self._flush()
         if not self._silent:
             part = _received(self._session, 1 << 18)
@@ -157,7 +157,7 @@ class GrammarProcess:
         *,
         again: bool,
     ) -> None:
-        """`fork` may raise OSError. `again`: an answer has begun before."""
+        """`fork` may raise OSError. `again`: the answer already has tokens."""
         self._query = json.dumps({"kind": grammar.kind, "text": grammar.text, "again": again}).encode("ascii")
         self._compile_s = AGAIN_S if again else COMPILE_S
         self._fork = fork
@@ -177,7 +177,7 @@ class GrammarProcess:
         return self._error is None and bool(self._answers)
 
     def join(self, hear: Callable[[bytes, bytes], None]) -> int:
-        """Returns a new answer's number. `hear` gets the answer's frames, (letter, body), within `ready`."""
+        """Returns a new answer's number. `ready` passes letter and body of the answer's frames to `hear`."""
         number = 1 + next(self._numbers) % 0xFFFF  # frames of an answer that left may still come
         self._answers[number] = hear
         return number

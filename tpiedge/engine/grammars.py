@@ -44,7 +44,8 @@ _SLACK_S: Final = 1.0
 
 
 class Grammars:
-    """The grammar processes of one model with `rows` tokens. They die with the thread that makes all calls."""
+    """The grammar processes of one model with `rows` tokens. One thread makes all calls. When it ends, the processes
+    end."""
 
     def __init__(self, folder: Path, rows: int) -> None:
         self._folder, self._rows = folder, rows
@@ -53,7 +54,7 @@ class Grammars:
         self._end = -1
 
     def start_compile(self, request: GenerationRequest, *, again: bool, group: str = "") -> "Constraint":
-        """Starts to compile a grammar. `again`: its answer has begun before. Requests of a `group` share a process.
+        """Starts to compile a grammar. `again`: its answer already has tokens. Requests of a `group` share a process.
         Raises GrammarRefused."""
         if request.grammar is None:
             raise GrammarRefused("the request has no grammar")
@@ -97,7 +98,7 @@ class Grammars:
 
 
 class Constraint:
-    """One answer's walk through a grammar. Methods raise GrammarRefused and ChildLost."""
+    """Follows one answer through a grammar. Methods raise GrammarRefused and ChildLost."""
 
     def __init__(
         self,
@@ -149,7 +150,7 @@ class Constraint:
         return self.ready() and self._following is not None
 
     def forced(self) -> Sequence[int] | None:
-        """Returns the only tokens that may come next; None while unknown."""
+        """Returns the tokens that must come next. Returns None while they are unknown."""
         self._advance()
         return self._forced
 
@@ -160,7 +161,7 @@ class Constraint:
             self._ask(b"d", ids)
 
     def masks(self, *, shared: bool) -> Iterator[TokenMask]:
-        """Yields masks for the next token and after each allowed guess. `shared`: other answers wait."""
+        """Yields masks for the next token and for the one after each allowed guess. `shared`: other answers wait."""
         while not self.known():
             await_any([self], _ANSWER_S)
         assert self._mask is not None
@@ -182,7 +183,8 @@ class Constraint:
         self._renew(b"a", tokens, self._now() + _ANSWER_S)
 
     def restart(self, tokens: Sequence[int]) -> None:
-        """Restarts the grammar with earlier tokens. Sets `kept`. Await the last mask first."""
+        """Restarts the grammar with earlier tokens. The last mask must have come before. The child's answer sets
+        `kept`."""
         self._accepted, self._replayed = [], tokens
         self._renew(b"b", tokens, self._deadline if tokens else self._now() + _ANSWER_S)
 
@@ -191,7 +193,7 @@ class Constraint:
         self._process.leave(self._number)
 
     def take_spent(self) -> float:
-        """Returns processor seconds of all answers since the last call."""
+        """Returns the processor seconds that all answers took since the last call."""
         return self._process.take_spent()
 
     def _renew(self, letter: bytes, tokens: Sequence[int], deadline: float) -> None:
@@ -267,7 +269,7 @@ class _Waiting(Protocol):
 
 
 def await_any(constraints: Sequence[_Waiting], limit_s: float) -> None:
-    """Waits for news of a link, if each constraint has links."""
+    """Waits for news of a link, at most for `limit_s`. Returns at once if a constraint has no links."""
     waiting = [one.links() for one in constraints]
     if waiting and all(waiting):
         links = {link for some in waiting for link in some}

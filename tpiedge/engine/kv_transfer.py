@@ -1,11 +1,11 @@
 """KV transfer from one epoch to the next, in place of prefilling.
 
 At an epoch's end every node saves a snapshot for its machine's next node. Rank 0 also saves heads that other nodes will
-lack (`planner/kv_transfer.py`). In the next epoch nodes read their snapshots. Rank 0 sends the other heads. Pages are
-used only if no head is missing.
+lack (`planner/kv_transfer.py`). In the next epoch nodes read their snapshots. Rank 0 sends them the heads that they
+lack. Pages are used only if every node then has all its heads.
 
-A snapshot is a file: nonce, header length, header (JSON, without tokens), parts by head, page, layer. It is encrypted
-with a key that only this machine's processes hold. Reading deletes the file.
+A snapshot is a file. It has a nonce, the header's length, the header (JSON, without tokens), and parts by head, page,
+layer. It is encrypted with a key that only this machine's processes hold. Reading deletes the file.
 """
 
 import contextlib
@@ -75,7 +75,7 @@ class _Cipher:
 
 
 class SnapshotHeader(msgspec.Struct, frozen=True):
-    """The first part of a snapshot. `facts`: as in KVTransfer."""
+    """The first part of a snapshot. `facts` are those of KVTransfer."""
 
     facts: Sequence[str]
     heads: Sequence[int]
@@ -84,7 +84,7 @@ class SnapshotHeader(msgspec.Struct, frozen=True):
 
 
 class SnapshotWriter:
-    """`error` holds the first error of writing."""
+    """Writes a snapshot. `error` holds the first error."""
 
     def __init__(self, store: SnapshotStore, epoch: int, header: SnapshotHeader, stack: ExitStack) -> None:
         self.error = ""
@@ -126,7 +126,7 @@ class SnapshotWriter:
 
 
 class SnapshotReader:
-    """Reads this machine's snapshot, and deletes the file at once. `error`: why the snapshot is unusable."""
+    """Reads this machine's snapshot, and deletes the file at once. `error` says why the snapshot is unusable."""
 
     def __init__(
         self, store: SnapshotStore, snapshot: KVSnapshot, facts: Sequence[str], layers: int, stack: ExitStack
@@ -168,7 +168,7 @@ class SnapshotReader:
 
 
 class KVTransfer:
-    """One node's KV transfers. Both epochs need equal `facts`. `progress` gets the bytes so far."""
+    """One node's KV transfers. `facts` must be equal in both epochs. `progress` gets the bytes moved so far."""
 
     def __init__(
         self,
@@ -193,8 +193,8 @@ class KVTransfer:
     def save(
         self, order: SavePages, stored: Sequence[int] = (), sequences: Sequence[SavedSequence] = ()
     ) -> str:
-        """Saves the pages that rank 0 orders, on all ranks. `stored`: heads for other machines. Returns an error, or
-        "". Raises PeerLost, ProtocolError."""
+        """Saves the pages that rank 0 orders; every rank calls it. `stored`: own heads for other machines. Returns an
+        error, or "". Raises PeerLost, ProtocolError."""
         unknown = any(page >= self._cache.pages for page in order.pages)
         if unknown or len(order.kept) != self._communicator.size:
             raise ProtocolError("node 0 saves pages or names nodes that do not exist")
@@ -229,8 +229,8 @@ class KVTransfer:
             self._saved = None
 
     def restore(self, snapshot: KVSnapshot) -> tuple[Sequence[SavedSequence], int]:
-        """Fills the cache's first pages, on all ranks, before the first step. Returns (sequences, pages). Raises
-        PeerLost, ProtocolError."""
+        """Fills the cache's first pages; every rank calls it before the first step. Returns (sequences, number of
+        pages). Raises PeerLost, ProtocolError."""
         self._check_moves(snapshot.scattered, "brings")
         self._number = 0
         pages = range(min(snapshot.pages, self._cache.pages))

@@ -1,4 +1,4 @@
-"""The loops of rank 0 and of the other ranks, which see no token id."""
+"""The loops of rank 0 and of the other ranks. The other ranks see no token id."""
 
 import secrets
 import time
@@ -109,14 +109,14 @@ class Leader:
 
     @property
     def reading(self) -> tuple[tuple[str, int], ...]:
-        """Returns (request, computed prompt positions) of this step's prompts. For any thread."""
+        """Returns (request, computed prompt positions) for each prompt of this step. For any thread."""
         blocks = 2 * self._config.num_layers
         meter = self._engine.meter
         done = meter.block if meter.step == self._step else 0
         return tuple((name, start + count * done // blocks) for name, start, count in self._read)
 
     def record_next(self) -> None:
-        """Records the next step without prompts, on all nodes. For any thread."""
+        """Records the next step that computes no prompt, on all nodes. For any thread."""
         self._recording_wanted = True
 
     def compile(self, request: GenerationRequest, group: str) -> None:
@@ -136,7 +136,7 @@ class Leader:
         self._live[request.id] = live
 
     def order_save(self, halt: Halt) -> tuple[SavePages, tuple[SavedSequence, ...]]:
-        """Orders all nodes to save the KV cache. Returns order and sequences."""
+        """Orders all nodes to save the KV cache. Returns the order, and the sequences whose pages they save."""
         pages, sequences = self._batcher.to_save(MAX_PAGES)
         self._step += 1
         order = SavePages(self._epoch, self._step, pages, halt.kept, halt.gathered)
@@ -156,7 +156,8 @@ class Leader:
             self._communicator.request_cancel(step)
 
     def step(self) -> list[Finished | Failed | Compiled]:
-        """Computes one step. Returns what ended, failed or compiled. Raises PeerLost, ProtocolError."""
+        """Computes one step. Returns the requests that ended or failed, and the compiled grammars. Raises PeerLost,
+        ProtocolError."""
         self._drawing.draw_deferred(self._live.values())
         ended = [*self._preparations.news(), *self._take_cancels()]
         if self._adopted_until and time.monotonic() > self._adopted_until:
@@ -243,7 +244,7 @@ class Leader:
         )
 
     def _run(self, batch: Batch) -> Tensor:
-        """Returns hidden states [T, H], complete only in wanted rows."""
+        """Computes a step. Returns hidden states [T, H], of which only the wanted rows are complete."""
         self._step += 1
         ids, engine, route = batch.ids, self._engine, self._serving.route
         self._read = tuple(
@@ -287,7 +288,7 @@ class Leader:
 
 
 def follow(engine: Engine, transfer: KVTransfer, told: Callable[[StepSpans], None]) -> NoReturn:
-    """Runs another rank than 0. Raises Cancelled (shutdown), PeerLost or ProtocolError."""
+    """Runs a rank other than 0. Raises Cancelled (shutdown), PeerLost or ProtocolError."""
     recorder = StepRecorder(engine.communicator.rank, engine.meter, engine.weights, told)
     while True:
         plan = engine.communicator.next_plan()

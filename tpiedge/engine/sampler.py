@@ -1,12 +1,13 @@
 """Draws tokens from logits on rank 0, in the order of Hugging Face's processors and warpers:
 
-1. logit bias is added;
-2. repetition penalty r, for tokens of prompt and answer: a positive score is divided by r, a negative one multiplied;
-3. presence and frequency penalty, for tokens of the answer: score -= presence + frequency * count;
-4. grammar: forbidden tokens get -inf;
-5. temperature 0 ends here: the largest score wins, among equals the lowest id.
+1. the logit bias is added;
+2. tokens of prompt and answer get the repetition penalty r: a positive score is divided by r, a negative one
+   multiplied;
+3. tokens of the answer get the presence and frequency penalty: score -= presence + frequency * count;
+4. tokens that the grammar forbids get -inf;
+5. at temperature 0 the largest score wins, among equals the lowest id.
 
-`kernels/draw.py` goes on with temperature, top-k, top-p and min-p.
+At other temperatures `kernels/draw.py` goes on with temperature, top-k, top-p and min-p.
 
 A logit of -inf is never drawn. The random number depends on (seed, position) alone.
 """
@@ -43,7 +44,7 @@ class Sampled:
 
 
 class Sampler:
-    """Draws the tokens of one sequence. `sample` changes nothing. Arguments must be within their ranges."""
+    """Draws the tokens of one sequence. `sample` does not change it. Parameters must be within their ranges."""
 
     def __init__(
         self, sampling: Sampling, prompt_ids: Sequence[int], vocab_size: int, answer_ids: Iterable[int] = ()

@@ -11,7 +11,7 @@ from tpiedge.wire.requests import GenerationRequest
 
 @dataclass(frozen=True)
 class SavedSequence:
-    """A sequence in a KV snapshot. `done`: positions. `tokens`: a digest."""
+    """A sequence in a KV snapshot. `done` counts positions. `tokens` is a digest of the tokens."""
 
     request: str
     scope: str
@@ -83,7 +83,7 @@ class RunningSequence:
 
     @property
     def decodes(self) -> bool:
-        """Whether only the answer's latest token is not computed."""
+        """Whether all tokens but the answer's latest one are computed."""
         return self.remaining == 1 and self.answer_tokens > 0
 
 

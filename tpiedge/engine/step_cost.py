@@ -4,8 +4,8 @@ Row counts between the same powers of two are of one kind. The median of a kind'
 curve.
 
 1. More rows never take less time (isotonic regression).
-2. One slow step has no effect on a kind measured three times.
-3. Beyond the largest measured step the curve overestimates, unless further rows cost more.
+2. One slow step has no effect on a kind that was measured three times.
+3. Beyond the largest measured step the curve overestimates, unless further rows cost more than the measured ones.
 """
 
 from bisect import bisect_left
@@ -41,7 +41,7 @@ class _SimilarSteps:
 
 @dataclass(slots=True)
 class _Level:
-    """Adjacent points of equal time. `weight`: how many measurements."""
+    """Adjacent points of equal time. `weight` counts their measurements."""
 
     rows: list[int]
     seconds: float
@@ -61,7 +61,7 @@ class StepCost:
         self._draw()
 
     def seconds(self, rows: int) -> float | None:
-        """Estimates a step's time; None below the smallest measured step."""
+        """Estimates a step's time. Returns None below the smallest measured step."""
         if not self._rows or rows < self._rows[0]:
             return None
         above = bisect_left(self._rows, rows)
@@ -75,7 +75,7 @@ class StepCost:
         return min(between, self._seconds[above])  # rounding must not make fewer rows take longer
 
     def hopeful_seconds(self, rows: int) -> float | None:
-        """Estimates the least time: an unknown kind is as fast as the next smaller one."""
+        """Estimates the least time: an unknown kind of step takes as long as the next smaller known kind."""
         wanted = _kind(rows)
         known = [kind for kind in self._kinds if kind <= wanted and self._is_known(kind)]
         if not known:
@@ -84,7 +84,8 @@ class StepCost:
         return self.seconds(rows if best == wanted else min(rows, median_low(self._kinds[best].rows)))
 
     def rows_within(self, seconds: float, most: int) -> int | None:
-        """Returns the most rows, up to `most`, that take at most `seconds`."""
+        """Returns how many rows, `most` or fewer, take at most `seconds`. Returns None if every measured step took
+        longer."""
         if not self._rows or seconds < self._seconds[0]:
             return None
         return bisect_left(range(1, most + 1), True, key=lambda rows: (self.seconds(rows) or 0.0) > seconds)

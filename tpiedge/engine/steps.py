@@ -1,4 +1,4 @@
-"""Cuts steps into chunks. A chunk is one message per block. A chunk's sum travels while this node computes other
+"""Cuts steps into chunks. A chunk is one message per block. While a chunk's sum travels, this node computes other
 chunks."""
 
 import time
@@ -40,7 +40,7 @@ class StepLimits:
         return StepLimits(max(1, ACTIVATION_BYTES // row_bytes), max(1, (1 << 20) // row_bytes))
 
     def chunk_of(self, tokens: int, *, shared: bool) -> int:
-        """Returns the rows of a chunk. `shared`: chunks travel between nodes."""
+        """Returns how many rows a chunk has. `shared`: chunks travel between nodes."""
         if not shared or tokens < 3 * _PRODUCT_ROWS:
             return self.chunk_tokens
         # One half travels while the other is computed. Whole tiles, lest few rows make a third chunk.
@@ -58,7 +58,7 @@ def segments_of(plan: StepPlan, rows: slice) -> Iterator[Segment]:
 
 
 def chunks(plan: StepPlan) -> list[slice]:
-    """Cuts the step's rows, alike on every node. Raises ProtocolError."""
+    """Cuts the step's rows into chunks, alike on every node. Raises ProtocolError."""
     total = sum(segment.length for segment in plan.segments)
     if total != plan.tokens or total == 0 or plan.chunk_tokens == 0 or plan.apart_tokens > total:
         raise ProtocolError(f"step {plan.step}: {plan.tokens} tokens planned, segments hold {total}")
@@ -134,8 +134,8 @@ class OverlappedReduces:
         *,
         wait: bool,
     ) -> None:
-        """Adds all nodes' partials and one bias to `rows`: now if `wait`, else by `finish`. With `grid`, partials are
-        integers."""
+        """Adds the sum of all nodes' partials, and one bias, to `rows`: now if `wait`, else in `finish` or before. With
+        `grid`, partials are integers."""
         contributes = partial_CH is not None
         if grid is not None and self._wire != "f32":
             partial_CH, grid = None if partial_CH is None else widened(partial_CH, grid), None

@@ -1,8 +1,8 @@
 """Causal attention over the pages of a KV cache: native, or in torch for f32 and bf16.
 
 T tokens of all spans, N query heads, K KV heads, g query heads of one KV head, S cached positions, P positions of a
-page, d head width, B bytes of a row. A token's bits do not depend on other sequences. In native code they depend on no
-other token.
+page, d head width, B bytes of a row. A token's bits do not depend on other sequences. In native code they do not depend
+on which tokens share the call.
 """
 
 import functools

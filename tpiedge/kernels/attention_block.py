@@ -30,8 +30,8 @@ _LAYER = struct.Struct("=3qd")
 
 
 class FusedAttention:
-    """One block on the pages of one cache. `matrices`: q, k, v and o, which must not move. `biases`: for q, k and v.
-    `head_norms_d`: for q and k. `rotated`: how many columns of a head. Raises ValueError."""
+    """One block on the pages of one cache. `matrices` are q, k, v and o, which must not move. `biases` are those of q,
+    k and v, `head_norms_d` those of q and k. `rotated`: how many columns of a head are rotated. Raises ValueError."""
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ class FusedAttention:
 
 
 class FusedLayers:
-    """All layers as one native call, for a single node. Raises ValueError."""
+    """Computes all layers in one native call, on a single node. Raises ValueError."""
 
     def __init__(self, blocks: Sequence[tuple[FusedAttention, FusedFFN]], pool: Pool) -> None:
         hidden = {width for layer in blocks for block in layer for width in (block.hidden, block.outputs)}

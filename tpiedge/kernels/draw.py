@@ -135,7 +135,7 @@ def _descending(scores: Scores, k: int) -> Ids:
 
 
 def _nucleus(scores: Scores, masses: Masses, top_p: float) -> Ids:
-    """Returns ascending indices of the likeliest tokens with `top_p` of the mass."""
+    """Returns ascending indices of the likeliest tokens that together have `top_p` of the mass."""
     if top_p >= 1:
         return np.arange(len(masses))
     total = int(masses.sum())

@@ -1,8 +1,8 @@
 """RMS norm, SwiGLU, and rotary positions in Hugging Face's half-split form. In native code a token's bits do not depend
 on other tokens.
 
-T tokens, N heads, d head width, r rotated width. Sines and cosines come from f64 sums and products: library functions
-differ between instruction sets.
+T tokens, N heads, d head width, r rotated width. Sines and cosines come from f64 sums and products, because library
+functions differ between instruction sets.
 """
 
 import math
@@ -62,7 +62,7 @@ def rope(x_TNd: Tensor, cos_Tr: Tensor, sin_Tr: Tensor, pool: Pool | None = None
 
 
 def swiglu(gate_TF: Tensor, up_TF: Tensor, pool: Pool | None = None) -> Tensor:
-    """Returns silu(gate) * up. Torch overwrites `gate`."""
+    """Returns silu(gate) * up. The computation in torch overwrites `gate`."""
     if pool is None:
         return F.silu(gate_TF, inplace=True).mul_(up_TF)
     for x_TF in (gate_TF, up_TF):

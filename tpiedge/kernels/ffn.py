@@ -1,8 +1,8 @@
-"""A node's part of an FFN block. T tokens, H hidden size, F stored rows of the share, O output features.
+"""Computes a node's part of an FFN block. T tokens, H hidden size, F stored rows of the share, O output features.
 
-Many tokens are computed in mini-sequences (MOM, section 3.1). Gate and up (T x F floats each) stay within
-SCRATCH_BYTES, normed rows (T x H) within NORMED_BYTES. Native products also take up to 8 MiB if quantised, else 32
-bytes per token and output.
+Many tokens are computed in mini-sequences (MOM, section 3.1). In each, gate and up (T x F floats each) take at most
+SCRATCH_BYTES, and normed rows (T x H floats) at most NORMED_BYTES. Native products take more memory: up to 8 MiB if
+quantised, else 32 bytes per token and output.
 """
 
 from collections.abc import Iterator
@@ -87,7 +87,7 @@ def _few(
 
 
 def mini_sequences(tokens: int, hidden: int, columns: int, arithmetic: Arithmetic) -> Iterator[slice]:
-    """Yields each mini-sequence's rows, a multiple of 16."""
+    """Yields the rows of each mini-sequence. Every mini-sequence but the last has a multiple of 16."""
     row_bytes = max(1, columns) * (10 if arithmetic is Arithmetic.BF16 else 8)
     rows = min(SCRATCH_BYTES // row_bytes, NORMED_BYTES // (4 * max(1, hidden)))
     step = max(_ROWS, rows // _ROWS * _ROWS)
@@ -95,7 +95,7 @@ def mini_sequences(tokens: int, hidden: int, columns: int, arithmetic: Arithmeti
 
 
 class FusedFFN:
-    """A block of quantised matrices (gate, up, down), which must not move. Raises ValueError."""
+    """An FFN block of quantised matrices (gate, up, down). Their memory must not move. Raises ValueError."""
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
 """Sums quantised row-parallel products as integers, so that the order of summation changes nothing.
 
-The part of every unit (an attention head, or 128 columns of the FFN) is rounded to a multiple of 2**exponent. The
-multiples are added as integers over units and nodes, then rounded to f32 once. Sums are int32 if that surely suffices,
-else int64. An int64 part beyond 2**46 steps, or NaN, makes the sum NOT_A_NUMBER.
+Every unit (an attention head, or 128 columns of the FFN) gives a part of the sum. A part is rounded to a multiple of
+2**exponent. The multiples of all units and nodes are added as integers. Their sum is rounded to f32 once. Sums are
+int32 if they surely fit, else int64. If an int64 part is NaN or beyond 2**46 steps, the sum is NOT_A_NUMBER.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ _INT32: Final = (1 << 31) - 1
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """A matrix's grid on one node. Steps are 2**exponent. `most` limits an int32 sum's magnitude."""
+    """A matrix's grid on one node. A step is 2**exponent. `most` is the largest magnitude of an int32 sum."""
 
     exponent: int
     most: int = _INT32
@@ -33,7 +33,7 @@ class Grid:
 
 
 def sums_of(shape: tuple[int, int], compute: Callable[[Tensor, bool], bool]) -> Tensor:
-    """Calls `compute(sums, wide)`. Returns int32 sums, or int64 sums if it returns False."""
+    """Returns the sums that `compute(sums, wide)` fills in: int32, or int64 if `compute` returns False for int32."""
     sums = torch.empty(shape, dtype=torch.int32)
     if not compute(sums, False):
         sums = torch.empty(shape, dtype=torch.int64)

@@ -1,7 +1,7 @@
 """Bytes of a KV cache's rows (the numbers of one head at one position), the same on every machine.
 
 docs/kernels.md has every bit. Storing in q8 or q4 changes a number by at most half a scale (and f32 rounding). A page's
-part for one layer and KV head: rows of keys, rows of values, padding to 4 KiB.
+part for one layer and KV head has rows of keys, rows of values, then padding to 4 KiB.
 """
 
 from dataclasses import dataclass
@@ -70,5 +70,5 @@ def whole(nbytes: int) -> int:
 
 
 def usual_kv(compute: Compute) -> KVPrecision:
-    """Returns the default precision, no finer than the products."""
+    """Returns the cache's default precision, which is no finer than that of products."""
     return "f32" if compute == "f32" else "bf16"

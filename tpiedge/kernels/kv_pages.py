@@ -1,7 +1,7 @@
 """Addresses of keys and values in a KV cache's pages, and the positions of a call.
 
-A page has P positions, and a part for each layer and KV head: keys, then values. Position x is row x % P of page x //
-P. Everything is checked here except the addresses in tables.
+A page has P positions. For each layer and KV head it has a part: keys, then values. Position x is row x % P of page x
+// P. This module checks everything except the addresses in tables.
 """
 
 import struct
@@ -86,8 +86,8 @@ class Span:
 
 
 class Spans:
-    """A call's spans, packed for all layers. Rows are the spans' tokens in order. Spans must not overlap. Tables must
-    not change during calls. Raises ValueError."""
+    """A call's spans, packed for all layers. The call's rows are the tokens of its spans, in order. Spans must not
+    overlap. Tables must not change during calls. Raises ValueError."""
 
     def __init__(self, spans: Sequence[Span], positions: int) -> None:
         self.positions = positions

@@ -1,6 +1,6 @@
-"""Has the native kernels' threads; checks and packs arguments. Without a Pool, torch computes everything. With a Pool,
-torch computes only f32 and bf16 products of over NATIVE_TOKENS tokens, and attention of heads wider than
-MAX_HEAD_WIDTH."""
+"""Has the threads of the native kernels. Checks and packs their arguments. Without a Pool, torch computes everything.
+With a Pool, torch computes only two things: f32 and bf16 products of over NATIVE_TOKENS tokens, and attention of heads
+wider than MAX_HEAD_WIDTH."""
 
 import struct
 import weakref
@@ -29,7 +29,8 @@ _NO_MEMORY, _TOO_LARGE = 1, 2
 
 
 class Pool:
-    """Native threads that help the caller's thread. Calls wait for each other. Callers check addresses."""
+    """Native threads that help the caller's thread. Concurrent calls wait for each other. Callers must check
+    addresses."""
 
     def __init__(self, library: KernelLibrary, threads: int) -> None:
         self.dll = library.dll
@@ -75,8 +76,8 @@ def pack_matrix(w: Tensor, y: int, rows: int) -> bytes:
 def pack_panels(
     w: PanelMatrix, y: int = 0, bias_R: Tensor | None = None, y_stride: int | None = None
 ) -> bytes:
-    """Packs a column-parallel matrix. `y`: the products' address. `bias_R`: contiguous f32, must not move. `y_stride`:
-    in floats."""
+    """Packs a column-parallel matrix. `y`: the products' address. `y_stride`: floats from one of their rows to the
+    next. `bias_R` is contiguous f32 and must not move."""
     bias = 0 if bias_R is None else bias_R.data_ptr()
     return _packed(w, y, bias, 0, 0, w.rows if y_stride is None else y_stride)
 

@@ -26,7 +26,8 @@ from tpiedge.kernels.shared_library import KernelLibrary, kernel_library
 
 
 class Arithmetic(StrEnum):
-    """BF16 rounds activations to bf16; sums are f32. INT8 quantises activations; with plain weights it is F32."""
+    """BF16 rounds activations to bf16; sums are f32. INT8 quantises activations; for plain weights it computes as F32
+    does."""
 
     F32 = "f32"
     BF16 = "bf16"
@@ -34,8 +35,8 @@ class Arithmetic(StrEnum):
 
 
 class Linear:
-    """Multiplies with `threads` threads, including the caller's. Concurrent calls wait. Without `library`, quantised
-    matrices raise ValueError. May raise MemoryError."""
+    """Multiplies with `threads` threads, including the caller's. Concurrent calls wait for each other. Without
+    `library`, quantised matrices raise ValueError. Products may raise MemoryError."""
 
     def __init__(self, arithmetic: Arithmetic, threads: int, library: KernelLibrary | None) -> None:
         if threads < 1:
@@ -47,11 +48,11 @@ class Linear:
 
     @classmethod
     def create(cls, arithmetic: Arithmetic, threads: int) -> Self:
-        """Makes a Linear with the native kernels, if there are any."""
+        """Makes a Linear, with the native kernels if this computer has them."""
         return cls(arithmetic, threads, kernel_library())
 
     def pool_of(self, tokens: int) -> Pool | None:
-        """Returns the native threads, if they multiply so many tokens."""
+        """Returns the native threads if they multiply `tokens` tokens, else None."""
         return self.pool if tokens <= NATIVE_TOKENS else None
 
     def project(self, x_TI: Tensor, w_RI: Weight) -> Tensor:
@@ -94,7 +95,7 @@ class Linear:
         return outputs
 
     def contract(self, x_TR: Tensor, w_RO: Weight, grid: Grid | None = None) -> Tensor:
-        """Returns x @ w, contiguous [T, O]: f32, or sums of `grid`. w is row-parallel."""
+        """Returns x @ w, contiguous [T, O], as f32 or as sums of `grid`. w is row-parallel."""
         check_weight(w_RO, input_dim=0)
         check_activations(x_TR, w_RO.shape[0])
         if isinstance(w_RO, PanelMatrix):

@@ -62,7 +62,7 @@ def split_panels(panels_PB: Array, shape: PanelShape) -> tuple[Array, Array]:
 
 
 def split_output(panel_B: Array, shape: PanelShape, output: int) -> tuple[Array, Array]:
-    """Copies the scales and codes of one output, as a panel."""
+    """Returns copies of one output's scales and codes, in the form of a panel."""
     whole_1NB, rest_1B = _pairs(panel_B[None], shape)
     line = slice(output, _PAIR * PANEL, PANEL)
     scales_G = np.hstack([whole_1NB.view("<f2")[0, :, line].reshape(-1), rest_1B.view("<f2")[0, line]])
@@ -88,7 +88,7 @@ def join_panels(scales_PGr: Array, codes_PB: Array, shape: PanelShape, panels_PB
 
 
 def _pairs(panels_PB: Array, shape: PanelShape) -> tuple[Array, Array]:
-    """Returns views of pairs of groups, [panels, pairs, bytes], and the remaining bytes."""
+    """Returns views of all pairs of groups, [panels, pairs, bytes], and of the bytes after them."""
     pairs = shape.inputs // (_PAIR * GROUP)
     nbytes = _LINE_BYTES + _PAIR * GROUP * PANEL * shape.bits // 8
     whole_PNB = panels_PB[:, : pairs * nbytes].reshape(len(panels_PB), pairs, nbytes)

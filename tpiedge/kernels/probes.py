@@ -15,7 +15,7 @@ _ROUNDS = 10_000
 
 
 class Probes:
-    """Measures with a buffer of `nbytes`, larger than the caches. Not thread-safe."""
+    """Measures with a buffer of `nbytes`, which must be larger than the caches. Not thread-safe."""
 
     def __init__(self, library: KernelLibrary, nbytes: int) -> None:
         self._dll = library.dll
@@ -23,7 +23,7 @@ class Probes:
         self._rounds_per_s: dict[bool, float] = {}  # by int8, as last measured
 
     def bytes_per_s(self, threads: int) -> float:
-        """Measures reading from memory. Raises ValueError for a buffer too small."""
+        """Measures how fast memory is read. Raises ValueError if the buffer is too small."""
         part = self._buffer.numel() // threads // _STEP_BYTES * _STEP_BYTES
         if part == 0:
             raise ValueError(f"{self._buffer.numel()} bytes are less than {_STEP_BYTES} for each thread")
@@ -32,7 +32,7 @@ class Probes:
         return threads * part / _together([functools.partial(read, start, part) for start in starts])
 
     def operations_per_s(self, threads: int, *, int8: bool, seconds: float = 0.02) -> float:
-        """Measures multiplications and additions of f32 or 8-bit numbers."""
+        """Measures multiplications and additions per second, of f32 or 8-bit numbers."""
         if int8 not in self._rounds_per_s:
             rounds, taken_s = _ROUNDS, 0.0
             while (taken_s := _together([self._multiply(int8, rounds)])) < seconds / 4:

@@ -37,7 +37,7 @@ class QuantisationError:
 
     @property
     def sqnr_db(self) -> float:
-        """Signal to noise in dB; infinite without noise."""
+        """The ratio of signal to noise in dB, infinite without noise."""
         if self.noise == 0:
             return math.inf
         return 10 * math.log10(self.signal / self.noise) if self.signal else -math.inf
@@ -46,8 +46,8 @@ class QuantisationError:
 def quantise_unit(
     values_OI: Array, shape: PanelShape, search: bool = True, out: Array | None = None
 ) -> tuple[Array, QuantisationError]:
-    """Quantises panels of a unit. `values_OI`: f32, f16, or bf16 bits. `out`: contiguous. Releases the GIL. Raises
-    CannotQuantise, UserError."""
+    """Quantises panels of a unit. `values_OI`: f32, f16, or bf16 bits. `out` must be contiguous. Releases the GIL.
+    Raises CannotQuantise, UserError."""
     if values_OI.shape != (shape.outputs, shape.inputs) or values_OI.dtype not in _KINDS or shape.inputs < 1:
         raise ValueError(
             f"{values_OI.dtype}{list(values_OI.shape)} for {shape.outputs} x {shape.inputs} weights"

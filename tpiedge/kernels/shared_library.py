@@ -72,7 +72,8 @@ class KernelLibrary:
 
 @functools.cache
 def kernel_library() -> KernelLibrary | None:
-    """Returns this CPU's kernels, or logs why not. TPIEDGE_NATIVE: 0, or an instruction set of ISAS."""
+    """Returns this CPU's kernels. If there are none, logs why and returns None. The variable TPIEDGE_NATIVE may be 0
+    (no kernels) or an instruction set of ISAS."""
     found = _find()
     if isinstance(found, KernelLibrary):
         return found
@@ -84,7 +85,7 @@ def kernel_library() -> KernelLibrary | None:
 
 
 def why_missing() -> str:
-    """Returns why native kernels are missing, with a remedy, or ""."""
+    """Returns why native kernels are missing, and a remedy. Returns "" if they are there."""
     return "" if kernel_library() is not None else str(_find())
 
 

@@ -54,7 +54,7 @@ class KVCache:
         self._in_memory.update(range(pages))
 
     def change(self, changes: Sequence[TableChange], discarded: Sequence[int]) -> None:
-        """Applies a plan's changes. Raises ProtocolError."""
+        """Applies a plan's changes of tables, and frees `discarded` pages. Raises ProtocolError."""
         for change in changes:
             slot = change.slot
             self._check_slot(slot)
@@ -95,7 +95,7 @@ class KVCache:
             self._lengths[segment.slot] = segment.start
 
     def commit(self, segments: Sequence[Segment]) -> None:
-        """Counts the segments' positions as present, after every layer."""
+        """Counts the segments' positions as present. Call it after all layers are computed."""
         for segment in segments:
             self._lengths[segment.slot] = segment.start + segment.length
 
@@ -104,7 +104,7 @@ class KVCache:
         return Span(tokens, start, self._tables[slot, : self._counts[slot]])
 
     def close(self) -> None:
-        """Frees the memory. It must not be in use."""
+        """Frees the memory, which must not be in use."""
         self._arena.close()
 
     @cached_property

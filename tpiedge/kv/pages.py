@@ -2,13 +2,13 @@
 
 Sequences that begin alike share full pages, which are published under names.
 
-1. A page is cold (without memory), blank (empty), idle (published, not held), or held (`_counts`: by how many
+1. A page is cold (without memory), blank (empty), idle (published, but not held), or held (`_counts`: by how many
    sequences).
-2. A name is the keyed hash of a page's tokens and the previous page's name (at first the scope's). Sequences share
-   within a scope only. No one can give two texts one name.
+2. A page's name is the keyed hash of its tokens and the previous page's name (the first page takes the scope's).
+   Sequences share within a scope only. No client can give two texts one name.
 3. A published page is never written again.
-4. Blank pages are allocated first, then cold ones, then the least recently used idle page. A sequence's last pages
-   become idle first.
+4. Blank pages are allocated first, then cold ones, then the least recently used idle page. When a sequence ends, its
+   last pages become idle first.
 """
 
 import hashlib
@@ -94,7 +94,7 @@ class PagePool:
         return self._hashed(b"page", before + array("I", tokens).tobytes())
 
     def publish(self, page: int, before: bytes, tokens: Sequence[int]) -> bytes:
-        """Publishes a full page unless its name is taken. Returns the name."""
+        """Publishes a full page unless another page has its name. Returns the name."""
         name = self.name_of(before, tokens)
         if name not in self._named and page not in self._published:
             self._named[name] = page
@@ -102,7 +102,7 @@ class PagePool:
         return name
 
     def find(self, ids: Sequence[int], scope: str = "") -> list[int]:
-        """Returns published pages of the longest known beginning of `ids[:-1]`. Does not hold them."""
+        """Returns the published pages of the longest known beginning of `ids[:-1]`. Callers hold them with `share`."""
         known = takewhile(self._named.__contains__, self.names(ids[:-1], scope))
         return [self._named[name] for name in known]
 
@@ -114,7 +114,7 @@ class PagePool:
             yield before
 
     def bound(self, needed: int) -> int:
-        """Returns how many pages may have memory. `needed`: pages that sequences need."""
+        """Returns how many pages may have memory, if sequences need `needed` pages."""
         enough = min(-(-needed // self._grain) * self._grain, self.pages)
         if not enough <= self._bound < enough + 2 * self._grain:
             self._bound = enough
@@ -126,7 +126,7 @@ class PagePool:
             self.shrink(self.bound(sum(map(self.pages_of, lengths))))
 
     def shrink(self, most: int) -> None:
-        """Takes memory from unheld pages, down to `most` pages with memory."""
+        """Takes memory from pages that no sequence holds, until at most `most` pages have memory."""
         while self.in_memory > most and (self._blank or self._idle):
             if self._blank:
                 page = max(self._blank)
@@ -138,7 +138,7 @@ class PagePool:
             self._discarded[page] = None
 
     def discarded(self, most: int) -> tuple[int, ...]:
-        """Returns up to `most` pages whose memory must go back, each once."""
+        """Returns up to `most` pages whose memory must go back. Returns each page once."""
         told = list(self._discarded)[:most]
         for page in told:
             del self._discarded[page]

@@ -1,5 +1,5 @@
 """Decides which weights are in memory, and reads them ahead of use.
 
-`sweep` lists and pins pieces. `residency` (pure) decides which are read and dropped. `scheduler` makes `loader` and
-`reader` (threads) do so in the `arena`. `weights` serves the engine.
+`sweep` lists pieces of weights and pins some. `residency` (pure) decides which pieces are read and dropped. `scheduler`
+makes `loader` and the threads of `reader` carry this out in the `arena`. `weights` gives the engine its weights.
 """

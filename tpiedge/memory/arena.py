@@ -1,4 +1,4 @@
-"""A mapping of memory, for all weights of a node or for its KV cache. Tensors are views that keep it alive."""
+"""A mapping of memory, for weights of a node or for its KV cache. Tensors are views of it and keep it alive."""
 
 import contextlib
 import mmap
@@ -31,7 +31,8 @@ class Arena:
         committed: bool = False,
         filled: bool = False,
     ) -> None:
-        """`committed`: refuses impossible sizes. `filled`: all is used, in huge pages."""
+        """`committed`: the system refuses sizes beyond its memory. `filled`: the caller will use all of the memory, so
+        it lies in huge pages."""
         self.nbytes = whole_pages(nbytes)
         # Without MAP_NORESERVE the kernel refuses address space beyond its memory, though little of it is ever used.
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | (0 if committed else _NORESERVE)
@@ -55,7 +56,7 @@ class Arena:
         return torch.from_numpy(np.frombuffer(self._map, np.uint8, length, offset))
 
     def discard(self, offset: int, length: int) -> None:
-        """Gives the extent's pages back. Its bytes become zeros."""
+        """Gives the extent's memory back to the system. Its bytes become zeros."""
         if length:
             self._map.madvise(mmap.MADV_DONTNEED, offset, length)
 
@@ -68,7 +69,7 @@ class Arena:
 def as_matrix(
     stored: torch.Tensor, rows: int, cols: int, row_stride: int, dtype: torch.dtype
 ) -> torch.Tensor:
-    """Returns bytes as [rows, cols], not copied. `row_stride`: bytes."""
+    """Returns a view of the bytes as [rows, cols]. `row_stride` counts bytes."""
     if rows * row_stride > len(stored):
         raise InternalError(f"{rows} rows of {row_stride} bytes in an extent of {len(stored)}")
     return stored.view(dtype).as_strided((rows, cols), (row_stride // dtype.itemsize, 1))

@@ -1,4 +1,4 @@
-"""Reads the pack's files: pieces of weights to their places, and rows of the embedding."""
+"""Reads the pack's files: puts pieces of weights into their places, and gets rows of the embedding."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -61,7 +61,7 @@ class PieceLoader:
         self._tracer = tracer
 
     def read(self, order: Read, done: Callable[[Exception | None], None]) -> None:
-        """Begins a read. Some thread calls `done` after the last write."""
+        """Begins a read. A thread calls `done` at its end, with an error or None."""
         piece = self._sweep.pieces[order.piece]
         if order.piece not in self._groups:  # worked out once: a piece is read again in every sweep
             matrix = self._pack.layout(piece.key).matrix(piece.matrix)
@@ -74,14 +74,14 @@ class PieceLoader:
             job.add_done_callback(finished)
 
     def drop(self, piece: int | None) -> None:
-        """Gives back a piece's pages (None: the ring's)."""
+        """Gives back the memory of a piece (None: of the ring)."""
         if piece is None:
             self._ring.discard(0, self._ring.nbytes)
         else:
             self._own.discard(self._offsets[piece], self._sweep.pieces[piece].nbytes)
 
     def matrix(self, piece: int, offset: int | None) -> Weight:
-        """Returns a piece, not copied. `offset`: in the ring (None: at its own place)."""
+        """Returns a view of a piece. `offset`: its place in the ring (None: its own place)."""
         held = self._sweep.pieces[piece]
         arena, at = self._place(piece, offset)
         stored = arena.bytes(at, held.nbytes)
@@ -117,7 +117,7 @@ def _trace(tracer: Tracer, piece: Piece, start: float, end: float, nbytes: int) 
 
 
 def _last_of(count: int, done: Callable[[Exception | None], None]) -> "Callable[[Future[int]], None]":
-    """Returns a callback of `count` jobs. The last one calls `done`."""
+    """Returns a callback for each of `count` jobs. The last job calls `done`."""
     left, errors = iter(range(count - 1, -1, -1)), list[Exception]()
 
     def finished(job: "Future[int]") -> None:
@@ -132,8 +132,8 @@ def _last_of(count: int, done: Callable[[Exception | None], None]) -> "Callable[
 
 
 class EmbeddingTable:
-    """Rows of the pack's embedding on disk, for one thread. Units are checked. `bytes_read` counts whole panels of
-    quantised rows."""
+    """Rows of the pack's embedding on disk, for one thread. Checks a unit at its first use. `bytes_read` counts the
+    whole panel of a quantised row."""
 
     def __init__(self, pack: Pack) -> None:
         self.bytes_read = 0

@@ -19,7 +19,7 @@ Timed = Callable[[float, float, int], None]
 
 
 class DirectFile(OpenFile):
-    """A pack's file. Any thread may read aligned parts. `is_direct`: past the page cache."""
+    """A pack's file. Any thread may read aligned parts. `is_direct`: reads go past the page cache."""
 
     _CANNOT_OPEN = "cannot open {path}: {cause}; is the pack complete?"
     _ENDS_BEFORE = "the file ends before: delete the pack and pack again"
@@ -80,8 +80,8 @@ class DirectReader(Closable):
         check: Callable[[memoryview], None] = lambda _: None,
         timed: Timed | None = None,
     ) -> "Future[int]":
-        """Fills `into`, then calls `check` and `timed`. Offset, length and address: multiples of ALIGN. The future may
-        raise ReadFault."""
+        """Fills `into`, then calls `check` and `timed`. Offset, length and address must be multiples of ALIGN. The
+        future may raise ReadFault."""
         if offset % ALIGN or len(into) % ALIGN:  # the system's EINVAL would read as a refusal of O_DIRECT
             raise InternalError(f"read of {len(into)} bytes at {offset} of {file.path} is not aligned")
 
@@ -115,5 +115,5 @@ class DirectReader(Closable):
             filled += len(part)
 
     def close(self) -> None:
-        """Waits for running jobs; drops the others."""
+        """Waits for running jobs. Drops the jobs that have not begun."""
         self._pool.shutdown(wait=True, cancel_futures=True)

@@ -1,14 +1,15 @@
 """Decides which weights are in memory and what is read next (TPI-LLM, section 3.3). Pure.
 
-Sweeps pass the blocks in order without end. A block has one piece of each matrix. A piece is pinned in its own place,
-or streamed through a ring.
+The engine passes the blocks in order, sweep after sweep. A block has one piece of each matrix. A piece is pinned in its
+own place, or streamed through a ring.
 
 Laws
 
 1. A block is ready only when all its pieces are read.
-2. Memory that is used or written to is not reused or given back. A piece has one place at a time.
+2. Memory is not reused or given back while it is used or written to. A piece has one place at a time.
 3. An entered block becomes ready once all requested reads are complete.
-4. Pins change only if no block is entered. A piece that loses its pin is dropped before other reads, or after its own.
+4. Pins change only between two blocks. A piece that loses its pin is dropped before the next read, or after its own
+   read.
 """
 
 from collections import deque
@@ -42,7 +43,7 @@ Instruction = Read | Drop
 
 @dataclass(slots=True)
 class _Entry:
-    """A stretch of the ring. `use` counts pieces over all sweeps (_NO_USE: no piece)."""
+    """A stretch of the ring. `use` numbers the uses of pieces over all sweeps (_NO_USE: the stretch has no use)."""
 
     use: int
     offset: int
@@ -68,13 +69,14 @@ def streamed(blocks: Sequence[Sequence[int]], pinned: Set[int]) -> list[list[int
 
 
 class Residency:
-    """Events return instructions; obey them in order. `enter` and `leave` alternate. Pieces have numbers."""
+    """Events return instructions, which the caller obeys in order. `enter` and `leave` alternate. Pieces are numbered
+    through all blocks."""
 
     def __init__(
         self, blocks: Sequence[Sequence[int]], ring_bytes: int, pinned: Set[int], reading_bytes: int
     ) -> None:
-        """`blocks`: bytes of pieces. `reading_bytes`: limits reads under way. Raises InternalError for too small a
-        ring."""
+        """`blocks`: the bytes of each block's pieces. `reading_bytes` limits the bytes that are being read. Raises
+        InternalError if the ring is too small."""
         self._blocks = tuple(map(tuple, blocks))
         self._sizes = tuple(chain.from_iterable(blocks))
         self._first = (0, *accumulate(map(len, blocks)))
@@ -138,7 +140,7 @@ class Residency:
         return self._settle()
 
     def places(self, block: int) -> "list[int | None] | None":
-        """Returns each piece's ring offset (None: pinned) of a ready block."""
+        """Returns the ring offsets of the block's pieces (None: a pinned piece), or None unless the block is ready."""
         found: list[int | None] = []
         for use, piece in enumerate(range(self._first[block], self._first[block + 1]), self._front):
             entry = self._streamed.get(use)

@@ -39,7 +39,7 @@ class Scheduler:
         *,
         stall_s: float = 60.0,
     ) -> None:
-        """`stall_s`: the longest wait without bytes from disk."""
+        """`stall_s`: the longest wait while the disk brings no bytes."""
         self.counts = Counts()
         self.loader = loader
         self.tracer: EventSink | None = None
@@ -97,7 +97,7 @@ class Scheduler:
             self._changed.notify_all()
 
     def _await(self, reached: Callable[[], bool], meanwhile: Callable[[], None] = lambda: None) -> None:
-        """Raises a read's failure, or ResourceError after `stall_s` without bytes."""
+        """Waits until `reached()` is true. Raises a read's failure, or ResourceError after `stall_s` without bytes."""
         seen, since = -1, 0.0
         while True:
             meanwhile()

@@ -1,7 +1,7 @@
 """Lists the pieces that a node reads in a sweep, in the order of use, and chooses the pinned ones. Pure.
 
-Pins are spread evenly over the sweep (TPI-LLM, equations 9 and 10). Memory that the KV cache leaves free has more pins,
-in a fixed order: a growing cache only unpins pieces.
+Pins are spread evenly over the sweep (TPI-LLM, equations 9 and 10). Memory that the KV cache leaves free holds more
+pinned pieces. Their order is fixed, so a growing cache only unpins pieces.
 """
 
 from bisect import bisect_right
@@ -27,7 +27,7 @@ _TILE_BYTES = 16 << 20
 
 @dataclass(frozen=True)
 class Block:
-    """A unit of loading, computing and reducing. A tile of the head has its number as `layer`."""
+    """A unit of loading, computing and reducing. For a tile of the head, `layer` is the tile's number."""
 
     layer: int
     kind: BlockKind
@@ -51,7 +51,7 @@ class Sweep:
 
     @staticmethod
     def of(pack: Pack, share: NodeShare, rank0: bool) -> "Sweep":
-        """Raises UserError for a share beyond the model."""
+        """Lists a node's blocks. Raises UserError for a share beyond the model."""
         layers = chain.from_iterable(_layer_blocks(pack, layer, share) for layer in range(pack.num_layers))
         head = _head_blocks(pack) if rank0 else ()
         return Sweep(dict(chain(layers, head)))
@@ -138,7 +138,7 @@ class SparePins:
 
 
 def in_turn(pieces: Sequence[int]) -> list[int]:
-    """Orders pieces by reversed bits. Any first few are spread evenly."""
+    """Orders pieces by the reversed bits of their places, so that the first ones are spread evenly."""
     bits = max(1, (len(pieces) - 1).bit_length())
     places = sorted(range(len(pieces)), key=lambda place: int(f"{place:0{bits}b}"[::-1], 2))
     return [pieces[place] for place in places]
@@ -147,7 +147,7 @@ def in_turn(pieces: Sequence[int]) -> list[int]:
 def place(
     blocks: Sequence[Sequence[int]], nbytes: int, mode: Pin = "auto", window_bytes: int | None = None
 ) -> Placement | int:
-    """Divides `nbytes` into a ring and pinned pieces. An int: the fewest bytes that suffice."""
+    """Divides `nbytes` into a ring and pinned pieces. If they are too few, returns the fewest bytes that suffice."""
     sizes = list(chain.from_iterable(blocks))
     everything = Placement(0, frozenset(range(len(sizes))))
     if mode == "all" or (mode == "auto" and sum(sizes) <= nbytes):
@@ -167,7 +167,7 @@ def place(
 
 
 def spread(sizes: Sequence[int], nbytes: int, total: int) -> frozenset[int]:
-    """Chooses pins: at most `nbytes` / `total` of each beginning of the sweep."""
+    """Chooses pins. They take at most `nbytes` / `total` of each beginning of the sweep."""
     pinned, passed, held = [], 0, 0
     for number, size in enumerate(sizes):
         passed += size
@@ -180,7 +180,7 @@ def spread(sizes: Sequence[int], nbytes: int, total: int) -> frozenset[int]:
 def ring_bytes(
     blocks: Sequence[Sequence[int]], pinned: frozenset[int], window_bytes: int | None, nbytes: int
 ) -> int:
-    """Returns `window_bytes`, or enough to read a block ahead, if that fits."""
+    """Returns `window_bytes` or, if that is None, enough to read a block ahead, if `nbytes` has room."""
     smallest = smallest_ring(blocks, pinned)
     if window_bytes is not None:
         return max(window_bytes, smallest)
@@ -188,7 +188,7 @@ def ring_bytes(
 
 
 def placed(memory: WeightMemory, sweep: Sweep) -> Placement:
-    """Raises OutOfMemory if the memory is too small."""
+    """Divides the memory into a ring and pinned pieces. Raises OutOfMemory if it is too small."""
     room = memory.nbytes or sweep.nbytes
     found = place(sweep.sizes, room, memory.pin, memory.ring_bytes or None)
     if isinstance(found, int):
@@ -200,5 +200,5 @@ def placed(memory: WeightMemory, sweep: Sweep) -> Placement:
 
 
 def elastic_bytes(memory: WeightMemory, kv_bytes: int) -> int:
-    """Returns the bytes of an empty KV cache that weights may use."""
+    """Returns how many bytes of an empty KV cache weights may use."""
     return kv_bytes if memory.pin == "auto" else 0

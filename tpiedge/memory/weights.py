@@ -45,7 +45,7 @@ class NodeWeights:
         direct: bool = True,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
-        """`kv_bytes`: the size of a full KV cache, beside `placement`."""
+        """`kv_bytes`: the size of a full KV cache. `placement` does not include it."""
         self.sweep = Sweep.of(pack, share, rank0)
         everything = Placement(0, frozenset(range(len(self.sweep.pieces))))
         self.placement = everything if placement is None else placement(self.sweep)
@@ -82,7 +82,7 @@ class NodeWeights:
 
     @property
     def disk_read_bytes(self) -> int:
-        """Bytes read from disk since the constructor."""
+        """Bytes read from disk since the constructor ended, with embedding rows."""
         rows = self._embedding.bytes_read if self._embedding else 0
         return self._reader.bytes_read - self._bytes_ahead + rows
 
@@ -95,7 +95,7 @@ class NodeWeights:
         return self._kept or None
 
     def make_room(self, kv_bytes: int) -> None:
-        """Gives the KV cache `kv_bytes` from this sweep on."""
+        """Gives the KV cache `kv_bytes` of memory, from this sweep on."""
         if self._scheduler is None or self._kept:
             return
         now = self._spare.placement(self._kv_bytes - kv_bytes)
@@ -104,13 +104,13 @@ class NodeWeights:
             self._scheduler.repin(now.pinned)
 
     def embedding_rows(self, ids: Sequence[int]) -> torch.Tensor:
-        """Returns [T, H] in f32. Rank 0 only."""
+        """Returns [T, H] in f32. Only rank 0 may call it."""
         if self._embedding is None:
             raise InternalError("embedding rows were asked of a node that is not rank 0, or closed")
         return self._embedding.rows(ids)
 
     def head_tiles(self) -> Iterator[tuple[int, Weight]]:
-        """Yields (first vocabulary row, rows [R, H]), each valid until the next. Rank 0 only."""
+        """Yields (first vocabulary row, rows [R, H]) of each tile, valid until the next tile. Rank 0 only."""
         key, name = self._pack.head_matrix
         matrix = self._pack.layout(key).matrix(name)
         for tile in self.sweep.head_tiles:
@@ -126,7 +126,7 @@ class NodeWeights:
         self.record(tracer)
 
     def record(self, sink: EventSink | None) -> None:
-        """Records waits, but no reads, in `sink`, if any."""
+        """Records waits, but no reads, in `sink` from now on, or nothing if it is None."""
         if self._scheduler is not None:
             self._scheduler.tracer = sink
 

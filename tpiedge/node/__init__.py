@@ -1,2 +1,2 @@
 """The computing process. `process` runs a `node`, `fork_server` forks it. `control_link` has the node's control thread
-and view of peers. `data_plane` joins the tensor plane. `link_survey` measures links, `capacity` the machine."""
+and its view of peers. `data_plane` joins the tensor plane. `link_survey` measures links, `capacity` the machine."""

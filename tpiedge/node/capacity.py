@@ -1,6 +1,6 @@
-"""Measures what this process computes per second, in bytes of weights: a decode step reads every weight once.
+"""Measures how many bytes of weights this process computes per second. A decode step reads every weight once.
 
-The speed of bf16 also stands for f32, the speed of q4 for q8. The lower quartile of the times is used, because the
+The speed of bf16 also stands for f32, the speed of q4 also for q8. The lower quartile of the times is used, because the
 machine may be busy.
 """
 
@@ -49,7 +49,7 @@ def _panel_bytes_per_s(linear: Linear, x_TI: Tensor, weights: Tensor) -> float:
 
 
 def _usual_s(work: Callable[[], object], limit_s: float) -> float:
-    """Returns the lower quartile of the times of calls during `limit_s`."""
+    """Calls `work` during `limit_s`. Returns the lower quartile of the calls' times."""
     started = time.perf_counter()
     work()
     times: list[float] = []

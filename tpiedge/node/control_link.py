@@ -1,7 +1,7 @@
 """A node's control thread: heartbeats, the master's commands, and the health of peers.
 
-The engine thread takes from `commands`, and posts messages. A wait for a peer ends in PeerLost once the master is
-silent, the master no longer hears the peer, or the peer's progress (step, block, bytes read) stops.
+The engine thread takes commands from `commands`, and posts messages. A wait for a peer ends in PeerLost once the master
+is silent, the master or the link has lost the peer, or the peer's progress (step, block, bytes read) stops.
 """
 
 import queue
@@ -38,7 +38,7 @@ class ClusterLiveness:
         self._broken: dict[int, float] = {}
 
     def watch(self, links: Mapping[int, LinkMonitor], limit_s: float) -> None:
-        """Counts a rank as lost after `limit_s` with a broken link."""
+        """Counts a rank as lost once its link has been broken for `limit_s`."""
         self._links, self._broken_limit_s = links, limit_s
 
     def heard_master(self) -> None:
@@ -81,7 +81,7 @@ class ClusterLiveness:
         self._check_link(rank, waiting_for)
 
     def check_idle(self, rank: int, waiting_for: str) -> None:
-        """Checks like `check`, for a wait without limit."""
+        """Checks like `check`, but allows the peer to make no progress."""
         with self._lock:
             self._check_alive(rank, waiting_for)
         self._check_link(rank, waiting_for)
@@ -131,7 +131,7 @@ class ControlLink:
         self._endpoint.post(message)
 
     def await_room(self) -> None:
-        """Waits while too much is posted. Raises PeerLost, or Cancelled at shutdown."""
+        """Waits while too many posted messages are unsent. Raises PeerLost, or Cancelled at shutdown."""
         while self._endpoint.posted > 1000:
             self._liveness.check_idle(0, "room for what is said")
             time.sleep(0.005)

@@ -1,4 +1,4 @@
-"""Joins the tensor plane of an epoch: listen, connect, measure links, and choose collectives."""
+"""Joins the tensor plane of an epoch: listens, connects, measures links, and chooses collectives."""
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -34,7 +34,7 @@ def route(
     chunk_bytes: int,
     wire: WirePrecision,
 ) -> tuple[Route, str]:
-    """Chooses the route of all-reduces. Returns (route, reason). `row_bytes`: one token's."""
+    """Chooses the route of all-reduces. Returns (route, reason). `row_bytes`: the bytes of one token's row."""
     if wanted == "auto" and size == 2:
         return Route(
             "mesh", "mesh", 0, wire
@@ -86,7 +86,7 @@ class TensorLinks:
         return self._resources.enter_context(self._hub)
 
     def connect(self, peer: int, address: str) -> ZmqSpoke:
-        """Raises UserError for an unusable address."""
+        """Connects to a peer. Raises UserError for an unusable address."""
         key, own, other = self._peer_keys.get(peer, ""), node_name(self._rank), node_name(peer)
         spoke = ZmqSpoke(address, key, self._keys, own, hub_name=other, plane=TENSOR, context=self._context)
         return self._resources.enter_context(spoke)
@@ -105,7 +105,7 @@ _TIMEOUTS: Final = 2  # a link may be broken for so many timeouts of the master
 
 @dataclass(frozen=True)
 class DataPlane:
-    """Rank 0 has `facts` of all links."""
+    """The joined plane. Only rank 0 has `facts`, about all links."""
 
     communicator: Communicator
     endpoint: Endpoint | None = None
@@ -113,7 +113,7 @@ class DataPlane:
 
     @property
     def traffic(self) -> tuple[int, int, int, int]:
-        """(bytes sent, bytes received, late messages, refusals). For any thread."""
+        """The counts (bytes sent, bytes received, late messages, refusals). Any thread may read them."""
         group = self.communicator
         if self.endpoint is None or not isinstance(group, Group):
             return 0, 0, 0, 0
@@ -130,7 +130,8 @@ def join_data_plane(
     await_connect: Callable[[], Connect],
     resources: ExitStack,
 ) -> DataPlane:
-    """Joins the plane. `listening` gets this node's address. Raises PeerLost, ProtocolError, UserError."""
+    """Joins the plane. `listening` gets the address at which this node listens. Raises PeerLost, ProtocolError,
+    UserError."""
     size = len(assign.nodes)
     if size == 1:
         return DataPlane(Communicator())
@@ -173,7 +174,7 @@ def _connect(
 
 
 def _drop_broken(spokes: dict[int, ZmqSpoke], liveness: ClusterLiveness, clock: Clock) -> None:
-    """Waits for the links; drops failed ones. Raises PeerLost."""
+    """Waits for the links, and drops those that fail. Raises PeerLost."""
     started = clock.now()
     for rank, spoke in list(spokes.items()):
         deadline = started + (_LINK_S if rank else _RANK_0_LINK_S)

@@ -1,9 +1,9 @@
 """Entry of a fork server: `python -m tpiedge.node.fork_server`.
 
-The server imports torch once and forks a node for each bootstrap. Standard input is a socket of the parent. First it
-brings the number of threads to measure with (0: none). Standard output gets the measurement. Then standard input brings
-each bootstrap with three open files: the node's standard input, its log, and a pipe for the node's pid and exit status.
-The server ends with its parent, the nodes with the server.
+The server imports torch once and forks a node for each bootstrap. Standard input is a socket of the parent. It first
+brings the number of threads to measure with (0: do not measure). Standard output gets the measurement. Then standard
+input brings each bootstrap with three open files: the node's standard input, its log, and a pipe for the node's pid and
+exit status. The server ends with its parent, and the nodes end with the server.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ class Forks:
         signal.set_wakeup_fd(self._wakes)
 
     def next_line(self) -> bytes | None:
-        """Awaits the parent's next line. Reports ended processes. None: the parent is gone."""
+        """Awaits the parent's next line, or returns None if the parent is gone. Meanwhile reports ended processes."""
         while b"\n" not in self._received:
             ready, _, _ = select.select([self._parent.fileno(), self._woken], [], [])
             if self._woken in ready:

@@ -1,6 +1,6 @@
-"""A computing process, started and fed by a master.
+"""A computing process, which a master starts and feeds.
 
-The main thread is the engine thread; `link` has the control thread. The process ends at the master's order, when the
+The main thread is the engine thread; `link` has the control thread. The process ends when the master says so, when the
 master or a peer is lost, or when its lifeline breaks.
 """
 
@@ -83,7 +83,7 @@ class Node:
         )
 
     def run(self) -> None:
-        """Joins, loads and computes. Raises the error that ends the node."""
+        """Joins the other nodes, loads weights and computes. Raises the error that ends the node."""
         own, rank = self._bootstrap, self._bootstrap.rank
         self.link.start(c.Hello(own.epoch, rank))
         assign = self._expect(c.Assign, "the plan", _ASSIGN_S)
@@ -128,7 +128,7 @@ class Node:
                 _say(f"the trace of node {rank} is lost: cannot write {path}: {error.strerror}")
 
     def report(self, error: TpiedgeError) -> None:
-        """Tells the master which node is at fault, then the error."""
+        """Tells the master which other node broke the protocol, if one did, then the error."""
         rank, cause = self._bootstrap.rank, str(error)[:2000]
         if isinstance(error, Misconduct) and rank == 0 and error.rank != rank:
             self.link.post(c.Breach(self._epoch, rank, error.rank, cause))

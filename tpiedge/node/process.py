@@ -1,6 +1,7 @@
 """Entry of a node process (`python -m tpiedge.node.process`), and the end of any node.
 
-The first line on standard input is the bootstrap. Log, master and exit status tell what ended the node.
+The first line on standard input is the bootstrap. The log, a message to the master and the exit status tell what ended
+the node.
 """
 
 import gc

@@ -1,6 +1,6 @@
 """Numbers of checkpoints and packs, in numpy arrays. A bf16 array holds the bits as uint16.
 
-Everything is exact except rounding to bf16: to the nearest, ties to even. A NaN stays a NaN.
+Conversions are exact, except those to bf16. They round to the nearest number, ties to even. A NaN stays a NaN.
 """
 
 from dataclasses import dataclass

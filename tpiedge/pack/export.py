@@ -1,6 +1,6 @@
 """Exports a pack as a safetensors checkpoint with the original names and shapes. q8 and q4 matrices become f32.
 
-Headers are made here because the safetensors library needs all tensors in memory.
+This module makes the headers, because the safetensors library needs all tensors in memory.
 """
 
 import json
@@ -44,7 +44,7 @@ class TensorEntry:
 
 
 def header(tensors: Sequence[TensorEntry]) -> bytes:
-    """Returns the JSON's length (8 bytes) and the JSON, padded to 8 bytes."""
+    """Returns the JSON's length (8 bytes), then the JSON, padded to a multiple of 8 bytes."""
     entries: dict[str, JSON] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for tensor in tensors:
@@ -83,8 +83,8 @@ def index(shards: Mapping[str, Sequence[TensorEntry]]) -> dict[str, JSON]:
 
 
 def export_safetensors(pack: Pack, out: Path, shard_bytes: int = 4_000_000_000) -> list[Path]:
-    """Writes the checked pack's tensors into the new folder `out`. Returns the files. Errors (UserError, DiskFull,
-    ReadFault, IntegrityError) leave nothing."""
+    """Checks the pack, and writes its tensors into the new folder `out`. Returns the files. Errors (UserError,
+    DiskFull, ReadFault, IntegrityError) leave no files."""
     out = out.absolute()
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} exists already: choose a new folder")

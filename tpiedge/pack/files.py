@@ -116,7 +116,7 @@ class OpenFile(Descriptor):
 
 
 def open_regular(path: Path, flags: int = 0) -> int:
-    """Opens a regular file for reading. Does not wait. Raises OSError."""
+    """Opens a regular file for reading, without waiting. Raises OSError."""
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | flags)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
@@ -125,12 +125,12 @@ def open_regular(path: Path, flags: int = 0) -> int:
 
 
 def array_bytes(values: Array) -> memoryview:
-    """Returns a C-contiguous array's bytes, not copied."""
+    """Returns a view of a C-contiguous array's bytes."""
     return values.reshape(-1).view(np.uint8).data
 
 
 class FileLock(Descriptor):
-    """A lock on the file `path`, created if missing. `close` releases it. For one thread."""
+    """A lock on the file `path`, which is created if missing. `close` releases it. Only one thread may use it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -147,8 +147,8 @@ class FileLock(Descriptor):
             return not self.try_lock(fcntl.LOCK_EX)
 
     def wait_alone(self, timeout_s: float, what: str, stopped: Callable[[], bool] | None = None) -> None:
-        """Waits to take the lock alone. Raises UserError after `timeout_s`, Cancelled if `stopped()`. `what`: for the
-        error."""
+        """Waits, then takes the lock alone. Raises UserError after `timeout_s`, Cancelled if `stopped()`. The errors
+        contain `what`."""
         deadline = time.monotonic() + timeout_s
         while not self.try_alone():
             if stopped is not None and stopped():
@@ -185,7 +185,7 @@ def holder_of(path: Path) -> str:
 
 
 def try_flock(fd: int, kind: int) -> bool | None:
-    """Takes the lock without waiting. None: the file system has no locks."""
+    """Takes the lock without waiting. Returns None if the file system has no locks."""
     try:
         fcntl.flock(fd, kind | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -212,7 +212,7 @@ def lock_target(target: Path, timeout_s: float) -> Iterator[None]:
 
 @contextlib.contextmanager
 def partial_folder(target: Path) -> Iterator[Path]:
-    """Yields a new folder, then renames it to `target`. Needs `target`'s lock."""
+    """Yields a new folder, then renames it to `target`. The caller must hold `target`'s lock."""
     _remove_partials(target)
     partial = target.parent / f"{target.name}.partial-{secrets.token_hex(4)}"
     try:
@@ -240,15 +240,15 @@ def _remove_partials(target: Path) -> None:
 
 
 def check_free_space(folder: Path, needed: int, name: str = "", remedy: str = "") -> None:
-    """Raises DiskFull unless `needed` bytes are free. `name`, `remedy`: as for `explain_write_errors`."""
+    """Raises DiskFull unless `needed` bytes are free. The message contains `name` and `remedy`."""
     if shutil.disk_usage(folder).free < needed:
         raise _disk_full(folder, needed, name, remedy)
 
 
 @contextlib.contextmanager
 def explain_write_errors(folder: Path, needed: int, name: str = "", remedy: str = "") -> Iterator[None]:
-    """Turns an OSError of writing into DiskFull, ResourceError (disk failure) or UserError. `name`, `remedy`: for
-    messages."""
+    """Turns an OSError of writing into DiskFull, ResourceError (disk failure) or UserError. Messages contain `name` and
+    `remedy`."""
     try:
         yield
     except OSError as error:
@@ -271,7 +271,7 @@ def _disk_full(folder: Path, needed: int, name: str, remedy: str) -> DiskFull:
 
 
 def write_synced(path: Path, data: bytes) -> None:
-    """Writes a file durably; its folder must be synced, too."""
+    """Writes a file durably. The caller must also sync its folder."""
     with path.open("wb") as file:
         file.write(data)
         file.flush()

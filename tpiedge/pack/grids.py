@@ -1,7 +1,8 @@
-"""The grids of a pack's row-parallel matrices (kernels/grid.py): powers of two, the steps of their sums.
+"""The grids of a pack's row-parallel matrices (kernels/grid.py). A grid gives the step of a matrix's sums, a power of
+two.
 
-A grid depends on the pack alone. The step is 2**-16 of an output's expected standard deviation for inputs of 1. Scales
-of some panels give the weights' deviation.
+A grid depends on the pack alone. The step is 2**-16 of an output's expected standard deviation for inputs of 1. The
+scales of some panels give the deviation of the weights.
 """
 
 import math

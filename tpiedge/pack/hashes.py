@@ -1,5 +1,5 @@
 """The hashes of a blob: a pair (sha256, crc32) per range, in the order of the layout. A blob's id is the sha256 of its
-layout and this table. So the id vouches for every range."""
+layout and of this table. The id therefore vouches for every range."""
 
 import hashlib
 import json
@@ -41,7 +41,7 @@ class HashTable:
         return found
 
     def matches(self, index: int, parts: Iterable[memoryview], fast: bool) -> bool:
-        """Whether bytes have the range's hash: crc32 if `fast`, else sha256."""
+        """Whether the bytes in `parts` have the range's hash. Compares crc32 if `fast`, else sha256."""
         sha, crc = hashlib.sha256(), 0
         for part in parts:
             if fast:

@@ -1,9 +1,9 @@
 """The layout of a pack's bytes: pure arithmetic, no files.
 
-1. A matrix is stored unit after unit. Units are multiples of ALIGN bytes (for O_DIRECT). Column-parallel matrices have
-   a row per output feature, row-parallel ones (o, down; `transposed`) per input feature.
+1. A matrix is stored unit after unit. Units are multiples of ALIGN bytes (for O_DIRECT). A column-parallel matrix has a
+   row per output feature, a row-parallel one (o, down; `transposed`) a row per input feature.
 2. f32 and bf16: a row takes `cols * itemsize` bytes rounded up to ROW_ALIGN. Rows of zeros fill up a unit.
-3. q8 and q4: a unit is panels (kernels/panels.py), filled up with zeros.
+3. q8 and q4: a unit has panels (kernels/panels.py), then zeros.
 4. The vectors (norms, biases) form one section at the start of the blob. Each vector is aligned to ROW_ALIGN, the
    section to ALIGN. All other bytes are zero.
 """
@@ -78,7 +78,7 @@ class MatrixLayout(MatrixSpec, frozen=True, kw_only=True, dict=True):
             yield HashedRange(self.name, unit, offset, length, self.first_range + unit)
 
     def unit_nbytes(self, unit: int) -> int:
-        """Returns a unit's bytes with padding. Units are `unit_nbytes(0)` bytes apart."""
+        """Returns the bytes of a unit, with padding. Units are `unit_nbytes(0)` bytes apart."""
         raise NotImplementedError
 
     def row_place(self, row: int) -> tuple[int, int]:
@@ -141,7 +141,7 @@ def round_up(value: int, multiple: int) -> int:
 
 
 class VectorLayout(VectorSpec, frozen=True, kw_only=True):
-    """A vector and its place in its blob. `length`: numbers. `offset`: bytes."""
+    """A vector and its place in its blob. `length` counts numbers, `offset` counts bytes."""
 
     precision: Precision
     offset: int
@@ -306,5 +306,5 @@ class Storage:
 
 
 def storage_of(precision: "Precision | Storage", spec: ModelSpec) -> Storage:
-    """Returns the default Storage for layers in `precision`."""
+    """Returns `precision` if it is a Storage, else the default Storage for layers in it."""
     return precision if isinstance(precision, Storage) else Storage.of(precision, tied=spec.tied)

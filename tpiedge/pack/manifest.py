@@ -1,5 +1,5 @@
-"""The file manifest.json says what a pack holds. The file's hash names the pack. The file is untrusted: every field is
-checked. Every complaint is a UserError."""
+"""The file manifest.json says what a pack holds. The file's hash names the pack. The file is untrusted, so every field
+is checked. Every error is a UserError."""
 
 import hashlib
 import json
@@ -73,7 +73,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def storage(self) -> Storage:
-        """Raises UserError for precisions that do not go together."""
+        """The precisions of all blobs. Raises UserError if they do not go together."""
         others = self.precisions or _Precisions()
         embedding, head = others.embedding or self.precision, others.head or self.precision
         return Storage(self.precision, embedding, head, self.search, self.vectors is not UNSET)
@@ -91,7 +91,7 @@ def manifest_text(manifest: Manifest) -> bytes:
 
 
 def manifest_bytes(folder: Path) -> bytes:
-    """Reads the pack's manifest, unparsed. Raises UserError."""
+    """Reads the pack's manifest without parsing it. Raises UserError."""
     path = folder / MANIFEST_NAME
     try:
         with open(open_regular(path), "rb") as file:
@@ -112,7 +112,7 @@ def pack_id(manifest: bytes) -> str:
 
 
 def load_manifest(pack: Path) -> Manifest:
-    """Raises UserError."""
+    """Reads a pack's manifest. Raises UserError."""
     data, path = manifest_bytes(pack), pack / MANIFEST_NAME
     try:
         return _parse(json.loads(data))

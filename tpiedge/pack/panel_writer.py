@@ -185,7 +185,7 @@ class Quality(msgspec.Struct, frozen=True):
 
 
 def load_quality(pack: Path) -> Quality | None:
-    """Reads the quality of the pack, unless missing or damaged."""
+    """Reads the pack's quality.json. Returns None if the file is missing or damaged."""
     try:
         with open(open_regular(pack / QUALITY_NAME), "rb") as file:
             return msgspec.json.decode(file.read(_MAX_BYTES), type=Quality)

@@ -1,6 +1,6 @@
-"""Packs in a child process, whose end frees its memory. Both sides are here.
+"""Packs in a child process, whose end frees its memory. This module has both processes.
 
-The child reads a request from stdin, one line of JSON, and writes a line per event: {"event": "progress", "done",
+The child reads a request, one line of JSON, from stdin. It writes a line per event: {"event": "progress", "done",
 "total"}, then {"event": "done", "path", "nbytes", "reused"} or {"event": "error", "kind", "message"}. The child stops
 and leaves no files when stdin ends, the parent dies, or SIGTERM comes.
 """
@@ -49,7 +49,7 @@ _ERRORS: dict[str, Callable[[str], TpiedgeError]] = {
 
 @dataclass(frozen=True)
 class PackRequest:
-    """The arguments of `write_pack`. `source`: an int is the seed of random numbers."""
+    """The arguments of `write_pack`. If `source` is an int, it is the seed of random weights."""
 
     spec: ModelSpec
     source: Mapping[str, StoredTensor] | int
@@ -83,8 +83,8 @@ class PackRequest:
 
 
 def run_pack_child(request: PackRequest, on_progress: ProgressCallback) -> PackReport:
-    """Writes a pack in a child process. `on_progress` runs here; its errors end the child. Raises as `write_pack`
-    does."""
+    """Writes a pack in a child process. This process calls `on_progress`; an error there ends the child. Raises the
+    errors of `write_pack`."""
     # -P: a folder named numpy in the user's working directory must not be imported. PYTHONPATH: the child imports the
     # same tpiedge as this process, installed or not.
     command = [sys.executable, "-P", "-m", "tpiedge.pack.process"]

@@ -28,11 +28,11 @@ EXACT_BITS: Mapping[str, int] = MappingProxyType({"Q4_0": 4, "Q8_0": 8})
 
 
 class BlockTensor(msgspec.Struct, frozen=True):
-    """Rows of blocks of a GGUF type `kind`. A vector's numbers count as rows.
+    """A tensor: rows of blocks of a GGUF type `kind`. A vector's numbers count as rows.
 
     A block of Q4_0 has 32 weights: an f16 scale d, then 16 bytes. Byte j holds the code of weight j in its lower four
-    bits, the code of weight 16 + j in its upper four. A weight is d * (code - 8). Q8_0 has d and 32 signed bytes. Other
-    blocks become f32.
+    bits, the code of weight 16 + j in its upper four. A weight is d * (code - 8). A block of Q8_0 has d and 32 signed
+    bytes. Blocks of other types become f32.
     """
 
     kind: str = msgspec.field(name="blocks")

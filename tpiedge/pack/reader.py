@@ -76,7 +76,7 @@ class Pack:
 
     @property
     def head_matrix(self) -> tuple[BlobKey, str]:
-        """Blob and name of the LM head's matrix."""
+        """The key of the LM head's blob, and the name of the matrix."""
         return ("embedding", "embedding") if self.spec.tied else ("head", "head")
 
     @property
@@ -116,7 +116,7 @@ class Pack:
 
 
 def verify_pack(pack: Pack, *, fast: bool = False) -> None:
-    """Checks every range: crc32 if `fast`, else sha256. Raises IntegrityError or ReadFault."""
+    """Checks the hash of every range: crc32 if `fast`, else sha256. Raises IntegrityError or ReadFault."""
     for key in pack.unique_keys:
         for item, good in checked_ranges(pack, key, list(pack.layout(key).ranges()), fast):
             if not good:
@@ -154,7 +154,7 @@ class PackHold:
 
 
 def remove_packs(paths: list[Path]) -> None:
-    """Deletes all packs, or none if one is in use (UserError)."""
+    """Deletes the packs. Raises UserError and deletes none if one is in use."""
     with contextlib.ExitStack() as stack:
         for path in paths:
             fd = os.open(path / MANIFEST_NAME, os.O_RDONLY | os.O_CLOEXEC)

@@ -1,7 +1,8 @@
 """Uses a pack of the shard store, and writes the pack's missing ranges.
 
-A file beside each blob has a bit per range, set for verified ranges. Changes need a lock. A bit is set durably after
-the bytes are durable. It is cleared durably before they change. So a set bit means verified bytes after any power cut.
+A file beside each blob has a bit per range, which is set for verified ranges. Changes need a lock. A bit is set durably
+after the bytes are durable. It is cleared durably before they change. Even after a power cut, a set bit therefore means
+verified bytes.
 """
 
 import contextlib
@@ -35,7 +36,7 @@ ROOM_REMEDY = "free some (`tpiedge shards rm` removes packs), or give --cache a 
 
 
 class Presence:
-    """The bits of one blob's ranges. Without a usable file all are clear."""
+    """The bits of one blob's ranges. Without a usable file, all bits are clear."""
 
     def __init__(self, path: Path, count: int) -> None:
         self.path = path
@@ -80,7 +81,8 @@ def explain_store_errors(folder: Path, needed: int = 4096) -> AbstractContextMan
 
 
 class RangeWriter(Descriptor):
-    """Writes `ranges` of one blob, in order. `damaged`: ranges with a wrong hash. One call at a time, in any thread."""
+    """Writes `ranges` of one blob, in order. `damaged` has the ranges whose hash was wrong. Any thread may make a call,
+    but only one at a time."""
 
     def __init__(
         self, path: Path, ranges: Sequence[HashedRange], hashes: HashTable, presence: Presence
@@ -102,7 +104,7 @@ class RangeWriter(Descriptor):
         return not self._left
 
     def write(self, data: memoryview) -> None:
-        """Writes the next bytes. Raises DiskFull, UserError; ValueError for too many."""
+        """Writes the next bytes. Raises DiskFull, UserError; ValueError for too many bytes."""
         while len(data):
             if not self._left:
                 raise ValueError("more bytes than the ranges have")
@@ -146,7 +148,7 @@ def ranges_nbytes(parts: LayerRanges) -> int:
 
 
 class ShardCopy(Closable):
-    """A partly filled pack of the store, not evicted before `close`. Missing ranges are zeros."""
+    """A partly filled pack of the store. The store does not evict it before `close`. Missing ranges are zeros."""
 
     def __init__(self, pack: Pack, identity: str, in_use: FileLock) -> None:
         self.pack = pack
@@ -163,7 +165,7 @@ class ShardCopy(Closable):
         return self.pack.layout(layer).range_count * RECORD_BYTES
 
     def adopt_table(self, layer: int, data: bytes) -> None:
-        """Stores a received table of hashes. Raises ProtocolError for a false one."""
+        """Stores a received table of hashes. Raises ProtocolError for a false table."""
         blob = self.pack.blob_id(layer)
         if len(data) != self.table_bytes(layer) or blob_id(self.pack.layout(layer), data) != blob:
             raise ProtocolError(
@@ -198,7 +200,7 @@ class ShardCopy(Closable):
                 self.presence(layer).mark(ranges, present=False)
 
     def verify(self, share: NodeShare, *, fast: bool = False) -> LayerRanges:
-        """Returns damaged ranges of `share`. `fast`: checks crc32, else sha256."""
+        """Returns the damaged ranges of `share`. Checks crc32 if `fast`, else sha256."""
         found = {}
         for layer in self.pack.unique_layers:
             held = self.presence(layer).present(self.pack.share_ranges(layer, share))
@@ -210,13 +212,13 @@ class ShardCopy(Closable):
         return {layer: ranges for layer, ranges in found.items() if ranges}
 
     def shared_with(self, other: Pack) -> Mapping[int, Path]:
-        """Returns each shared layer's blob file in `other`."""
+        """Returns the layers whose blobs `other` has, too, and the blobs' files in `other`."""
         theirs = {other.blob_id(layer): other.blob_path(layer) for layer in other.unique_layers}
         ours = {layer: self.pack.blob_id(layer) for layer in self.pack.unique_layers}
         return {layer: theirs[blob] for layer, blob in ours.items() if blob in theirs}
 
     def import_from(self, other: Pack) -> int:
-        """Links incomplete blobs to files of a complete pack. Returns how many."""
+        """Replaces incomplete blobs by links to files of a complete pack. Returns how many."""
         held, count = self.held(), 0
         for layer, path in self.shared_with(other).items():
             if len(held[layer]) < self.pack.layout(layer).range_count:

@@ -16,7 +16,7 @@ class NodeShare:
 
 
 def kv_share(attention: Share, group_size: int) -> Share:
-    """Returns the KV heads for `attention`. `group_size`: query heads per KV head."""
+    """Returns the KV heads that `attention` needs. `group_size`: query heads per KV head."""
     if not attention:
         return Share(0)
     return Share(attention.start // group_size, -(-attention.stop // group_size))

@@ -21,7 +21,7 @@ from tpiedge.pack.specs import JSON
 
 
 class SourceFile(OpenFile):
-    """A file whose parts one thread reads once. Long parts come with O_DIRECT, unless cached."""
+    """A file whose parts one thread reads once. Long parts are read with O_DIRECT, unless they are cached."""
 
     def strided(
         self, offset: int, stride: int, shape: tuple[int, int], dtype: "np.dtype[np.generic]"
@@ -76,7 +76,7 @@ class OpenFiles(dict[Path, SourceFile]):
 
 @runtime_checkable
 class StoredTensor(Protocol):
-    """A tensor in `files`. `shape`: [outputs, inputs] or [length]. `read` returns `dtype`."""
+    """A tensor in `files`. `shape`: [outputs, inputs] or [length]. `read` returns numbers of `dtype`."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -92,12 +92,13 @@ class StoredTensor(Protocol):
         ...
 
     def codes(self, files: OpenFiles, rows: range, cols: range, bits: int) -> Codes | None:
-        """Reads exact integers of `bits` bits with finite scales, if the tensor has them."""
+        """Reads the tensor's integers as exact codes of `bits` bits with finite scales. Returns None if that is
+        impossible."""
         ...
 
 
 class SourceTensor(msgspec.Struct, frozen=True, array_like=True):
-    """A tensor in row-major order, little-endian. `dtype`: any of safetensors."""
+    """A tensor in row-major order, little-endian. `dtype`: any dtype of safetensors."""
 
     file: Path
     dtype: str
@@ -134,8 +135,8 @@ def tensor_to_json(tensor: StoredTensor, path_text: Callable[[Path], str]) -> JS
 
 
 class TensorSource:
-    """Named tensors for one thread. `read` returns float32 for F32, float16 for F16, uint16 (bits) for BF16. Raises
-    UserError for unknown names, ReadFault."""
+    """Reads named tensors, for one thread. `read` returns float32 for F32, float16 for F16, and the bits as uint16 for
+    BF16. Raises UserError for unknown names, and ReadFault."""
 
     def __init__(self, tensors: Mapping[str, StoredTensor]) -> None:
         self._tensors = tensors

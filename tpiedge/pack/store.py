@@ -39,7 +39,7 @@ _IN_USE = "in-use"
 
 @dataclass(frozen=True)
 class PackUsage:
-    """A pack in the store. `full_bytes`: of all layers. `used_at`: epoch seconds."""
+    """A pack in the store. `full_bytes` counts all layers. `used_at`: seconds since 1970."""
 
     id: str
     layers: int
@@ -52,7 +52,7 @@ class PackUsage:
 
 @dataclass(frozen=True)
 class StoreUsage:
-    """`held_bytes` counts shared blobs once, and no links to other programs' files."""
+    """`held_bytes` counts shared blobs once. It does not count links to other programs' files."""
 
     packs: tuple[PackUsage, ...]
     held_bytes: int
@@ -77,7 +77,8 @@ def write_limit(folder: Path, limit: int | None) -> None:
 
 
 class ShardStore:
-    """The store in `folder`. `limit_bytes`: by default the limit written there. Methods raise DiskFull or UserError."""
+    """The store in `folder`. `limit_bytes`: by default the limit written in `folder`. Methods raise DiskFull or
+    UserError."""
 
     def __init__(self, folder: Path, limit_bytes: int | None = None) -> None:
         self.folder = folder.absolute()
@@ -144,7 +145,8 @@ class ShardStore:
             self._check_room(needed)
 
     def check_spare_room(self, needed: int, reserve: int) -> None:
-        """Raises DiskFull unless both fit without eviction. Without limit, 10 % of the disk stay free."""
+        """Raises DiskFull unless `needed` and `reserve` bytes fit without eviction. If the store has no limit, 10 % of
+        the disk must stay free, too."""
         with self._locked():
             if self.limit_bytes is None:
                 reserve += shutil.disk_usage(self.folder).total // 10
@@ -226,7 +228,7 @@ class ShardStore:
         return True
 
     def _discard(self, identity: str) -> bool:
-        """Returns False if the pack is in use. Needs the store's lock."""
+        """Deletes a pack, or returns False if it is in use. Needs the store's lock."""
         folder = self._folder_of(identity)
         with FileLock(folder / _IN_USE) as lock:
             if not lock.try_alone():

@@ -158,8 +158,8 @@ _BUFFER_BYTES = 8 << 20
 
 
 class BlobSink(Descriptor):
-    """Writes the bytes of one blob in order. `lengths`: of ranges, multiples of 4096. Methods may raise earlier
-    OSErrors."""
+    """Writes the bytes of one blob in order. `lengths`: the ranges' lengths, multiples of 4096. Methods may raise
+    OSErrors of earlier writes."""
 
     def __init__(self, path: Path, lengths: Iterable[int]) -> None:
         self._lengths = iter(lengths)

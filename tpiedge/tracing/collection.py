@@ -34,7 +34,7 @@ class Joined:
 
 
 class Collection:
-    """A folder beside `path` for the parts, deleted at the end. Raises UserError, DiskFull."""
+    """A folder beside `path` for the parts of a trace. It is deleted at the end. Raises UserError, DiskFull."""
 
     def __init__(self, path: Path) -> None:
         self._path = writable(path)
@@ -93,7 +93,7 @@ def writable(path: Path) -> Path:
 
 
 def write_trace(path: Path, parts: Iterable[TracePart], origin_s: float) -> None:
-    """Writes the parts in turn. Raises OSError."""
+    """Writes the parts one after another. Raises OSError."""
     dropped: dict[int, int] = {}
     with path.open("w", encoding="ascii") as file:
         file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
@@ -149,7 +149,7 @@ def _record(pid: int, thread: int, event: TraceEvent, origin_s: float) -> _Recor
 
 
 def rows(intervals: Iterable[Interval]) -> Iterator[int]:
-    """Yields each interval's row: the first free one. Intervals are sorted by start."""
+    """Yields for each interval the first row that is free. Intervals must be sorted by start."""
     busy_until: list[float] = []
     for start, end in intervals:
         row = next((row for row, until in enumerate(busy_until) if until <= start), len(busy_until))

@@ -27,7 +27,7 @@ _RECORD = struct.Struct("=ddqiIHB")
 
 @dataclass(frozen=True, slots=True)
 class TraceEvent:
-    """`layer` and `step`: -1 if unknown."""
+    """A recorded event. `layer` and `step` are -1 if unknown."""
 
     lane: str
     name: str
@@ -44,7 +44,7 @@ class TraceEvent:
 
 @dataclass(frozen=True)
 class TracePart:
-    """The recording of one node. `dropped`: lost events. Times: this computer's monotonic clock."""
+    """The recording of one node. `dropped` counts lost events. Times are of this computer's monotonic clock."""
 
     rank: int
     events: tuple[TraceEvent, ...]
@@ -62,7 +62,7 @@ class EventSink(Protocol):
 
 
 class Tracer:
-    """Has room for `limit` events. Only one thread may make names."""
+    """Records at most `limit` events. Only one thread may call `name`."""
 
     def __init__(self, limit: int = 1 << 18) -> None:
         self._limit = limit
@@ -76,7 +76,7 @@ class Tracer:
     def add(
         self, lane: int, name: int, start: float, end: float, layer: int = -1, step: int = 0, nbytes: int = 0
     ) -> None:
-        """Records an event, in seconds of time.perf_counter. `step`: 0 for none."""
+        """Records an event. Times are seconds of time.perf_counter. `step`: 0 for none."""
         place = next(self._places)
         if place < self._limit:
             offset = place * _RECORD.size
