@@ -1,6 +1,7 @@
 import contextlib
 import itertools
 import json
+import logging
 import re
 import socket
 import threading
@@ -10,7 +11,9 @@ import httpx
 import pytest
 
 from tests.http.conftest import wait_until
+from tpiedge.api import errors
 from tpiedge.api.limits import Limits
+from tpiedge.sanitise import RateLimitedLog
 
 LIMIT_S = 20.0
 BODY = {"model": "babbler", "prompt": "x", "stream": True}
@@ -204,6 +207,8 @@ def test_internal_error_is_logged_with_location_but_no_message(serve, service, c
         raise LookupError("my private prompt")
 
     monkeypatch.setattr(service, "submit", fail)
+    # Other tests of this minute may have used up its lines.
+    monkeypatch.setattr(errors, "_log", RateLimitedLog(logging.getLogger("tpiedge.api.errors")))
     answer = httpx.post(f"{serve().url}/v1/completions", json={"model": "babbler", "prompt": "x"})
     assert answer.status_code == 500
     assert answer.json()["error"]["message"] == "a defect of tpiedge: LookupError"

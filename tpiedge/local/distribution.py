@@ -127,7 +127,9 @@ def _digest(files: dict[str, bytes]) -> str:
 def _wheel_members(installed: dict[str, bytes], version: str, tag: str) -> Iterator[tuple[str, bytes]]:
     """Yields the members of a wheel (packaging.python.org: binary distribution format)."""
     folder, about = f"tpiedge-{version}.dist-info", metadata.distribution("tpiedge")
-    told, entries = about.read_text("METADATA"), about.read_text("entry_points.txt")
+    # Where the checkout itself is on the path, setuptools' older files are found first.
+    told = about.read_text("METADATA") or about.read_text("PKG-INFO")
+    entries = about.read_text("entry_points.txt")
     if told is None or entries is None:
         raise InternalError("the installation of tpiedge has no METADATA")
     wheel = f"Wheel-Version: 1.0\nGenerator: tpiedge\nRoot-Is-Purelib: false\nTag: {tag}\n"

@@ -49,6 +49,7 @@ OTHERS = {
     "figures": "part: bench_api",
     "grammar_flood": "part: bench_grammars",
     "touched": "test: tests/unit/tools/test_touched.py",
+    "install": "test: tests/unit/tools/test_install.py",
     "make_checkpoint": "test: tests/unit/tools/test_make_checkpoint.py",
     "make_faults": "test: tests/unit/tools/test_documents.py",
     "nemesis": "test: tests/process/serving/test_nemesis_tool.py",
@@ -58,6 +59,7 @@ OTHERS = {
     "record_clients": "a network: the clients are installed",
     "streaming": "part: converse",
     "train_demo_model": "transformers, and minutes",
+    "uninstall": "test: tests/unit/tools/test_uninstall.py",
     "vendor_page": "a network",
 }
 

@@ -181,8 +181,9 @@ def test_testbed_commands_say_that_they_need_root(bed: str) -> None:
         status, err = as_nobody("testbed", *arguments)
         assert status == (0 if arguments == ("ls",) else 2), err
         assert err == ("" if arguments == ("ls",) else f"tpiedge: {NEEDS_ROOT}\n")
-    cache = ("--cache", f"/tmp/{bed}")  # the tests' own is closed to others
-    status, err = as_nobody("run", "--model", "demo", *cache, "--raw", "--prompt", "x", "--testbed", bed)
+    # The tests' own folders are closed to others.
+    own = ("--cache", f"/tmp/{bed}", "--state", f"/tmp/{bed}")
+    status, err = as_nobody("run", "--model", "demo", *own, "--raw", "--prompt", "x", "--testbed", bed)
     assert (status, err) == (2, f"tpiedge: {NEEDS_ROOT}\n")
 
 
