@@ -24,7 +24,6 @@ from tpiedge.api.timeline import shown_step
 from tpiedge.local.service import Service
 from tpiedge.master.loss_plans import Forecast
 from tpiedge.master.reconciler import NotServing
-from tpiedge.master.request_queue import QueueFull
 
 _T = TypeVar("_T")
 
@@ -87,7 +86,8 @@ class Admin:
         if len(query) != 1 or not (query.get("more") == "1" or 0 < len(without) <= _MAX_NAME):
             raise refused("ask for one machine less, ?without=NAME, or for one more, ?more=1")
         if self._prediction is not None and not self._prediction.done():
-            raise QueueFull("another prediction is being made", retry_after_s=_PLAN_S)
+            wait = {"Retry-After": f"{_PLAN_S:.0f}"}
+            raise ApiError(429, "another prediction is being made", "predicting", headers=wait)
         work = self._prediction = asyncio.ensure_future(self._run(lambda: self._service.what_if(without)))
         # Reads the failure, which perhaps no request waits for any more.
         work.add_done_callback(lambda done: None if done.cancelled() else done.exception())

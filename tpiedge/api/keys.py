@@ -98,6 +98,8 @@ def add_key(path: Path, name: str) -> str:
 
 def revoke_key(path: Path, name: str) -> None:
     """Takes all keys called `name` out of the file. Raises UserError, DiskFull."""
+    if not name:
+        raise UserError(f"keys without a name are revoked by taking their lines out of {path}")
     with locked(path):
         lines = list(_lines(path)) if path.exists() else []
         kept = [text for text, one, key in lines if not key or one != name]

@@ -49,6 +49,7 @@ class ChatHistory(FileHistory):
         if not self.kept:
             return
         try:
+            self.path.touch(mode=0o600)  # the user may have deleted it meanwhile
             super().store_string(string.encode("utf-8", "replace").decode())  # not all that is typed is UTF-8
         except OSError as error:
             self.kept, self.problem = False, f"{cannot_write(self.path, error)}: the history ends here"

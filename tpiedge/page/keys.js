@@ -24,6 +24,10 @@ export function key(kind) {
 export function keepKey(kind, given) {
   ofTab.set(STORED + kind, "");
   ofBrowser.set(STORED + kind, given);
+  const asked = waiting.get(kind);
+  waiting.delete(kind);
+  asked?.settle(true);
+  show?.();
 }
 
 // Takes the API key that `tpiedge keys add` puts behind #key= of the address, and removes it from the address.

@@ -15,11 +15,16 @@ const ALLOWED = {
   ],
   IN_PLACE: true,
 };
+// Definitions multiply, and what these commands do doubles with every nesting: a short formula could take minutes.
+const COSTLY = new RegExp(
+  String.raw`\\(?:[egx]?def|(?:new|renew|provide)command|(?:math)?llap|cancelto|equilibrium(?:Left|Right))(?![a-zA-Z])`,
+);
 // In em: a formula does not cover what is around it.
 const LARGEST = [20, 40];
 
-// An element that shows `tex`; null where it is no TeX, or uses what could name an address.
+// An element that shows `tex`; null where it is no TeX, or uses what could name an address or take long.
 export function mathsOf(tex, display) {
+  if (COSTLY.test(tex)) return null;
   const around = document.createElement("span");
   try {
     temml.render(tex, around, { displayMode: display, throwOnError: true, maxSize: LARGEST });

@@ -126,6 +126,8 @@ def test_first_key_makes_the_file_and_its_names_are_checked(tmp_path):
             add_key(path, name)
     with pytest.raises(UserError, match="there is a key 'phone' already"):
         add_key(path, "phone")
+    with pytest.raises(UserError, match="without a name are revoked by taking their lines out"):
+        revoke_key(path, "")
     with pytest.raises(UserError, match="has no key 'laptop': 'tpiedge keys ls' lists"):
         revoke_key(path, "laptop")
     assert key_names(path) == ["phone"]

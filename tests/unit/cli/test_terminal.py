@@ -85,6 +85,11 @@ def test_history_is_private_and_is_found_by_the_next_chat(tmp_path: Path) -> Non
     first.store_string("secret")
     first.keep(True)
     first.store_string("not \udcff UTF-8")
+    kept = path.read_bytes()
+    path.unlink()
+    first.store_string("three")
+    assert path.stat().st_mode & 0o777 == 0o600, "made anew, it is private, too"
+    path.write_bytes(kept)
     assert path.stat().st_mode & 0o777 == 0o600
     assert list(ChatHistory(path).load_history_strings()) == ["not ? UTF-8", "one\ntwo"]
 
