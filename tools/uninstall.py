@@ -49,17 +49,20 @@ def ask_about(environment: Mapping[str, str], home: Path, ask: Callable[[str], s
         words = f"{kept.what}, {size(folder)}, in {folder}"
         if (
             ask
-            and folder.name == "tpiedge"
+            and not environment.get(kept.variable)
             and ask(f"uninstall: remove {words}? [y/N] ").lower() in ("y", "yes")
         ):
-            shutil.rmtree(folder)
+            shutil.rmtree(folder.resolve())
+            if folder.is_symlink():
+                folder.unlink()
             print(f"uninstall: removed {folder}")
         else:
             print(f"uninstall: {words} stay; to remove them: rm -r {shlex.quote(str(folder))}")
 
 
 def main() -> int:
-    units = (Path.home() / ".config/systemd/user", Path("/etc/systemd/system"))
+    settings = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    units = (settings / "systemd/user", Path("/etc/systemd/system"))
     if found := [unit for folder in units for unit in sorted(folder.glob("tpiedge*.service"))]:
         print(
             f"uninstall: {found[0]} runs tpiedge: tpiedge service uninstall, then make uninstall",

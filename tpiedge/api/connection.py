@@ -102,6 +102,8 @@ class RoundRobin:
     """Lets each client act once per iteration of the event loop."""
 
     def __init__(self) -> None:
+        #: What the connections of this event loop read into. asyncio slices it for TLS, and a slice must not be a copy.
+        self.piece = memoryview(bytearray(PIECE_BYTES))
         #: Further acts of each client that acted in this iteration.
         self._waiting: dict[str, deque[Callable[[], None]]] = {}
 
@@ -125,9 +127,6 @@ class RoundRobin:
 
 class HttpConnection(H11Protocol, asyncio.BufferedProtocol):
     """uvicorn's connection, with deadlines for sending heads and reading answers."""
-
-    #: A buffer that all connections share. asyncio slices it for TLS, and a slice must not be a copy.
-    _piece = memoryview(bytearray(PIECE_BYTES))
 
     def __init__(self, limits: Limits, round_robin: RoundRobin, **of_uvicorn: Any) -> None:
         super().__init__(**of_uvicorn)
@@ -161,10 +160,10 @@ class HttpConnection(H11Protocol, asyncio.BufferedProtocol):
         super().resume_writing()
 
     def get_buffer(self, _sizehint: int) -> memoryview:
-        return self._piece
+        return self._round_robin.piece
 
     def buffer_updated(self, nbytes: int) -> None:
-        self._received += bytes(self._piece[:nbytes])
+        self._received += bytes(self._round_robin.piece[:nbytes])
         if self.timeout_keep_alive_task is not None:  # uvicorn's timer for an idle connection
             self.timeout_keep_alive_task.cancel()
         self._ask()

@@ -65,7 +65,7 @@ class HttpServer:
         if not self._up.wait(10.0):
             raise InternalError("the HTTP server did not start within ten seconds")
 
-    def close(self, drain_s: float = 0.0, abort: Callable[[], None] = lambda: None) -> None:
+    def close(self, drain_s: float = 0.0, abort: Callable[[], None] | None = None) -> None:
         """Stops listening, lets answers finish for `drain_s`, then calls `abort` on the event loop and drops the
         connections. Idempotent."""
         self._closing = True
@@ -73,7 +73,7 @@ class HttpServer:
             self._server.should_exit = True
             self._over.wait(drain_s)
             for cancel in (abort, self._drop_connections):  # first, clients are told
-                if not self._over.is_set():
+                if cancel is not None and not self._over.is_set():
                     if self._loop is not None:  # it may be about to begin
                         with contextlib.suppress(RuntimeError):  # it ends at this moment
                             self._loop.call_soon_threadsafe(cancel)

@@ -51,7 +51,7 @@ def _as(read: Callable[..., Any], *more: object) -> Callable[[click.Context, cli
 @model_option
 @option(
     "--listen",
-    "HOST:PORT for workers; the three ports after it are used too.",
+    "HOST:PORT for workers; the four ports after it are used too.",
     default=f"{ANYWHERE}:{CONTROL_PORT}",
     callback=_as(parse_address, CONTROL_PORT, ANYWHERE),
 )

@@ -172,9 +172,8 @@ def master_parts(
             if records is not None and failed is None and kind in (KeyboardInterrupt, Terminated):
                 records.ended_in_order()
 
-        workers = lan_address(listen)
-
         def invite() -> list[str]:
+            workers = lan_address(listen)  # now: at a computer's start the network may come later
             _, secret = TokenStore(folder).create(DAY_S)
             token = JoinToken(keys.public, secret, workers)
             return install_lines(folder, workers, token.text)
@@ -196,7 +195,7 @@ def master_parts(
         running.start(int(time.time()))
         # Before the API starts: a killed master's file holds another secret.
         admin = folder / "admin.json"
-        note: dict[str, object] = {"url": api.url, "secret": flags.secret, "workers": str(workers)}
+        note: dict[str, object] = {"url": api.url, "secret": flags.secret, "workers": str(listen)}
         note["page"] = url_for_others(flags.http, api.url)
         note["api_key_file"] = str(flags.api_key_file.resolve()) if flags.api_key_file else ""
         if certificate is not None:

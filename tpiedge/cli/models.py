@@ -215,9 +215,11 @@ def rm(model_names: tuple[str, ...], packs_only: bool, yes: bool, cache: Path | 
     """Delete each MODEL and its packs from the cache. Your own folders are never deleted."""
     hub = HubCache(cache)
     packs: dict[Path, None] = {}
-    entries: dict[HubName, None] = {}
+    entries: dict[Path, HubName] = {}  # revisions share a folder
     for name in model_names:
         found, hub_name = catalogue.packs_of(name, cache), parse_hub_name(name)
+        if any(catalogue.load_label(pack).name.lower() == name.lower() for pack in found):
+            hub_name = None  # a pack's own name: a pull that could have it stays
         for pack in found:
             if pack.resolve().parent != catalogue.packs_folder(cache).resolve():
                 raise UserError(f"{pack} is not in the cache: delete the folder yourself")
@@ -225,8 +227,8 @@ def rm(model_names: tuple[str, ...], packs_only: bool, yes: bool, cache: Path | 
         if not found and not pulled:
             raise UserError(f"nothing of {quote(name)} is in the cache: tpiedge ls lists what is")
         packs |= dict.fromkeys(found)
-        entries |= {hub_name: None} if hub_name is not None and pulled else {}
-    for path in [*packs, *map(hub.entry, entries)]:
+        entries |= {hub.entry(hub_name): hub_name} if hub_name is not None and pulled else {}
+    for path in [*packs, *entries]:
         click.echo(f"delete {path}", err=True)
     try:
         if not yes and not click.confirm("Sure?", err=True):
@@ -238,8 +240,8 @@ def rm(model_names: tuple[str, ...], packs_only: bool, yes: bool, cache: Path | 
             raise
         raise UserError("standard input is closed: give --yes to delete without asking") from None
     remove_packs([*packs])  # first: it refuses packs in use
-    for entry in entries:
-        hub.remove(entry)
+    for pulled_name in entries.values():
+        hub.remove(pulled_name)
 
 
 @click.command()

@@ -110,7 +110,7 @@ def _checkpoint_of(name: str, cache: Path | None) -> Checkpoint:
     if found.kind == "pack":
         raise UserError(f"{name} is a pack already, {found.path}: give what it was made from (tpiedge ls)")
     if found.kind == "GGUF file":
-        refuse_gguf(found.path)
+        refuse_gguf(Path(name))
     return Checkpoint.open(found.path)
 
 
@@ -150,6 +150,8 @@ def import_gguf(
     and `master` also take the FILE itself: `tpiedge run FILE` imports it into the cache the first time.
     """
     _check_name(name, out)
+    if not file.exists() and (found := find_model(str(file), cache)).kind == "GGUF file":
+        file = found.path
     model = GgufModel.open(file)
     storage = model.storage(Precision(precision) if precision else None)
     imported = pack_model(model, storage, cache, out, name)

@@ -51,6 +51,8 @@ def create(expires: str, uses: str, host: str | None, state: Path | None) -> Non
         running = (read_private(folder / "admin.json") or {}).get("workers")
         usual = Address(outgoing_host() or os.uname().nodename, CONTROL_PORT)
         address = parse_address(running, CONTROL_PORT) if isinstance(running, str) else usual
+        if address.host in ("0.0.0.0", "::"):
+            address = Address(usual.host, address.port)
     keys = load_or_create_keys(folder)
     record, secret = TokenStore(folder).create(expires_s, None if uses == "any" else int(uses))
     made = JoinToken(keys.public, secret, address)

@@ -82,12 +82,14 @@ class _Joining:
         if token is not None:
             parsed = parse_token(token)
             address = parsed.address if connect is None else parse_address(connect, CONTROL_PORT)
-            return _Master(address, parsed.master_key, parsed.secret)
+            found = self._book.key_of(address) == parsed.master_key
+            return _Master(address, parsed.master_key, parsed.secret, found)
         if connect is None:
             address, key = master_nearby(wait_s, self._book.masters(), self._say)
             return _Master(address, key, "")
         address = parse_address(connect, CONTROL_PORT)
-        return _Master(address, self._book.key_of(address), "")
+        key = self._book.key_of(address)
+        return _Master(address, key, "", found=key is not None)
 
     def serve(self, master: _Master, wait_s: float) -> None:
         deadline = time.monotonic() + wait_s

@@ -132,8 +132,8 @@ def packs_of(name: str, cache: Path | None) -> list[Path]:
 def the_pack_of(name: str, cache: Path | None) -> Path:
     packs = packs_of(name, cache)
     if not packs:
-        find_model(name, cache)  # raises for an unknown name
-        raise UserError(f"no pack was made of {name} yet: tpiedge pack {name}")
+        verb = "import-gguf" if find_model(name, cache).kind == "GGUF file" else "pack"
+        raise UserError(f"no pack was made of {name} yet: tpiedge {verb} {name}")
     if len(packs) > 1:
         names = ", ".join(load_label(path).name for path in packs)
         raise UserError(f"{name} has several packs: give one of {names}")
@@ -209,7 +209,7 @@ def check_name(name: str) -> str:
         raise UserError(
             f"--name {quote(name)} is not a name: 1 to 96 letters, digits, '.', '_' and '-', a letter or digit first"
         )
-    if name.lower() == DEMO or find_alias(name):
+    if name.lower() == DEMO or parse_hub_name(name):
         raise UserError(f"--name {name} already means another model (tpiedge ls --all): choose another name")
     return name
 

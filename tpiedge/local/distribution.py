@@ -5,6 +5,7 @@ installation."""
 
 import base64
 import hashlib
+import os
 import platform
 import re
 import sysconfig
@@ -100,7 +101,7 @@ def _installed(package: Path) -> Iterator[tuple[str, bytes]]:
         elif path in libraries:
             yield f"{name.rpartition('/')[0]}/_native.so", path.read_bytes()
     if not (package / "configs").is_dir():  # of a checkout
-        for path in _files(package.parent / "configs"):
+        for path in _configs(package.parent):
             yield f"tpiedge/{path.relative_to(package.parent).as_posix()}", path.read_bytes()
 
 
@@ -108,9 +109,14 @@ def _sources(checkout: Path) -> Iterator[tuple[str, bytes]]:
     if not (checkout / "setup.py").is_file():
         return
     named = (checkout / name for name in _OF_SOURCES)
-    for path in (*named, *_files(checkout / "configs"), *_files(checkout / "tpiedge")):
+    for path in (*named, *_configs(checkout), *_files(checkout / "tpiedge")):
         if path.suffix != ".so":
             yield path.relative_to(checkout).as_posix(), path.read_bytes()
+
+
+def _configs(checkout: Path) -> list[Path]:
+    """Returns the files that tpiedge reads itself. Others in configs/ are settings of the user's, with secrets."""
+    return [*_files(checkout / "configs" / "models"), *_files(checkout / "configs" / "testbeds")]
 
 
 def _files(folder: Path) -> list[Path]:
@@ -158,9 +164,11 @@ def _source_members(sources: dict[str, bytes], version: str) -> Iterator[tuple[s
 def _write(path: Path, members: Iterable[tuple[str, bytes]]) -> None:
     """Writes a ZIP file whose bytes depend on the members alone. It is not compressed: local networks are fast."""
     partial = path.with_name(f".{path.name}.partial")
-    with zipfile.ZipFile(partial, "w", zipfile.ZIP_STORED) as archive:
-        for name, content in members:
-            entry = zipfile.ZipInfo(name)
-            entry.external_attr = 0o644 << 16
-            archive.writestr(entry, content)
+    with partial.open("wb") as file:
+        with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+            for name, content in members:
+                entry = zipfile.ZipInfo(name)
+                entry.external_attr = 0o644 << 16
+                archive.writestr(entry, content)
+        os.fsync(file.fileno())  # else a loss of power may leave an empty file of this name for good
     partial.replace(path)

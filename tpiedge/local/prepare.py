@@ -1,6 +1,5 @@
 """Opens a model by name: its pack, tokenizer and chat template."""
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -142,7 +141,7 @@ def prepare(
 ) -> PreparedModel:
     """Opens the model's pack, or makes it; blocks."""
     found = find_model(name, cache)
-    path = name if name != DEMO and os.path.exists(name) else None
+    path = name if name != DEMO and found.path == Path(name) else None
     folder: Path | None = found.path
     others: list[str] = []
     if found.kind == "pack":
@@ -169,7 +168,7 @@ def prepare(
             folder = out / TEXT_FOLDER
         if is_gguf and path is not None:  # its name is the pack's, not the file's path
             name = load_label(out).name
-        elif hub_name is not None and not os.path.isdir(name):
+        elif hub_name is not None and path is None:
             others = [str(hub_name)]
     also_called = (load_label(out).name, *others)
     return PreparedModel(name, Pack.open(out), arithmetic, folder, kv, also_called, path)

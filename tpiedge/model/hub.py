@@ -42,6 +42,7 @@ _TEXTS = (_POOLING, *TEXT_FILES, "tokenizer.model", *OLD_FILES, INDEX)
 _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,199}")
 _TEMPLATE = re.compile(rf"{ADDITIONAL_TEMPLATES}/{_PLAIN.pattern}\.jinja")
 _GGUF = re.compile(rf"(?:{_PLAIN.pattern}/)?{_PLAIN.pattern}\.gguf", re.IGNORECASE)
+_SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _MAX_FILES = 100_000
@@ -196,7 +197,9 @@ class _Pull:
             return [self._files[name] for name in chosen_gguf(self._name.repo, self._name.quant, self._sizes)]
         if SINGLE in self._files:
             return [self._files[SINGLE]]
-        return [file for name, file in self._files.items() if name.endswith(".safetensors")]
+        weights = {name: file for name, file in self._files.items() if name.endswith(".safetensors")}
+        shards = [file for name, file in weights.items() if _SHARD.fullmatch(name)]
+        return shards or [*weights.values()]
 
     def _weights(self, staging: Path) -> list[_RemoteFile]:
         if self._name.quant or SINGLE in self._files:

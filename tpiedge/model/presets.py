@@ -149,7 +149,7 @@ _UNSUPPORTED = re.compile(
     "olmo|phi|qwen2.5vl|qwen3-coder|qwen3-next|qwen3-vl|qwen3.5|qwen3[:-](30|235)b|smollm3|starcoder)(?![a-z])[^/]*",
     re.IGNORECASE,
 )
-_SIZE = re.compile(r"[:-]e?([\d.]+)([mb])\b")
+_SIZE = re.compile(r"[:-]e?(\d{1,4}(?:\.\d{1,4})?)([mb])\b")
 
 
 def unsupported(name: str) -> str | None:
@@ -166,4 +166,4 @@ def unsupported(name: str) -> str | None:
 
 def _billions(name: str) -> float | None:
     match = _SIZE.search(name.lower())
-    return float(match[1].strip(".") or 0) * (1e-3 if match[2] == "m" else 1) or None if match else None
+    return float(match[1]) * (1e-3 if match[2] == "m" else 1) or None if match else None

@@ -44,11 +44,11 @@ def resolve_model(name: str, cache: Path | None = None) -> Path:
         return folder
     hub_name = parse_hub_name(name)
     if hub_name is not None and (found := HubCache(cache).snapshot(hub_name)) is not None:
-        return min(found.glob("*.gguf")) if hub_name.quant else found
+        return min(file for file in found.iterdir() if is_gguf(file.name)) if hub_name.quant else found
     for file in sorted(folder.glob("*")) if is_folder else ():
         if is_gguf(file.name):
             refuse_gguf(file)
-    if is_gguf(name) and not os.path.exists(name):
+    if is_gguf(name) and not os.path.exists(name) and not (hub_name and hub_name.quant):
         raise UserError(f"no file {quote(name, 400)}")
     if hub_name is not None:
         raise NotPulled(
@@ -120,6 +120,8 @@ def parse_hub_name(text: str) -> HubName | None:
     if match is None or any(mark in bare for mark in _FORBIDDEN) or bare.endswith(("/", ".lock")):
         return None
     name, tag, revision, late_tag = match.groups()
+    if late_tag and (tag or "/" not in name):
+        return None
     if "/" not in name:
         return _parse_alias(bare.partition("@")[0], revision)
     tag = (tag or late_tag or "").upper().removesuffix(".GGUF")

@@ -47,6 +47,8 @@ def test_non_reading_client_is_dropped_and_slow_one_kept():
         )
         more = {"server_state": ServerState(), "app_state": {}, "_loop": None}
         connection = HttpConnection(Limits(write_s=0.05), RoundRobin(), config=config, **more)
+        other = HttpConnection(Limits(), RoundRobin(), config=config, **more)
+        assert connection.get_buffer(-1) is not other.get_buffer(-1), "another server has another thread"
         connection.connection_made(wire)
         wire.unsent = 100
         for _ in range(3):

@@ -197,7 +197,8 @@ def test_system_service_of_a_user_is_written_with_sudo(
     text = (tmp_path / "tpiedge-worker.service").read_text()
     assert line(text, "User") == "1000"
     assert line(text, "WantedBy") == "multi-user.target"
-    assert {"sudo systemctl daemon-reload", "sudo systemctl restart tpiedge-worker.service"} <= {*calls()}
+    wanted = ("daemon-reload", "restart tpiedge-worker.service")
+    assert {f"sudo timeout 60 systemctl {words}" for words in wanted} <= {*calls()}
 
 
 MASTER = ServiceUnit("master", ("/bin/true", 'a "b"\n\\'), (Path("/var/a b"),), "joe", drain_s=70.0)

@@ -110,7 +110,7 @@ def test_read_only_cache_is_usable(gguf, cache, monkeypatch):
 
     monkeypatch.setattr("tpiedge.local.catalogue.save_label", refuse)
     monkeypatch.setattr("tpiedge.local.packing.write_files", refuse)
-    monkeypatch.setattr("tpiedge.local.prepare.os.access", lambda *_: False)
+    monkeypatch.setattr("os.access", lambda *_: False)
     assert prepare("demo", None, None, cache).also_called == (demo.pack.path.name,)
     assert prepare(str(gguf), None, None, cache).name == imported.name
 

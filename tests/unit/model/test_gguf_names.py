@@ -22,6 +22,7 @@ def test_quantisation_is_read_from_the_end_of_a_name(stem: str, quant: str) -> N
     ([*PARTS, "big-Q8_0.gguf"], {"big-Q8_0": ["big-Q8_0.gguf"]}),
     ([f"Q8_0/{part}" for part in PARTS], {"Q8_0/big-Q8_0": [f"Q8_0/{part}" for part in PARTS]}),
     (["mmproj-a-f16.gguf", "a-MMPROJ.gguf"], {}),
+    (["x-Q8_0-00001-of-99999.gguf"], {}),
 ])  # fmt: skip
 def test_models_are_whole_files_or_all_their_parts(files: list[str], models: dict[str, list[str]]) -> None:
     assert names.models_in(files) == models
@@ -33,7 +34,8 @@ def test_models_are_whole_files_or_all_their_parts(files: list[str], models: dic
     ("fp16", "m-fp16"), ("plain", "plain"), ("IQ4_XS", "m-IQ4_XS"), ("A-Q8_0", "a-Q8_0"),
     ("K_M", "no GGUF file for K_M: give one of org/m:A-Q8_0"), ("Q4", "no GGUF file for Q4"),
     ("Q8_0", "several GGUF files for Q8_0: give one of org/m:A-Q8_0, org/m:b-Q8_0"),
-    ("IQ2_M", "cannot read IQ2_M"), ("TQ1_0", "cannot read TQ1_0"), ("MXFP4", "cannot read MXFP4"),
+    ("IQ2_M", "cannot read IQ2_M"), ("TQ1_0", "cannot read TQ1_0"), ("Q4_0_4_4", "cannot read Q4_0_4_4"),
+    ("MXFP4", "cannot read MXFP4"),
 ])  # fmt: skip
 def test_tag_means_a_quantisation_or_a_file(tag: str, found: str) -> None:
     stems = [
@@ -47,7 +49,7 @@ def test_tag_means_a_quantisation_or_a_file(tag: str, found: str) -> None:
         "m-IQ2_M",
         "m-TQ1_0",
     ]
-    sizes = {f"{stem}.gguf": 1 for stem in (*stems, "m-MXFP4")}
+    sizes = {f"{stem}.gguf": 1 for stem in (*stems, "m-MXFP4", "m-Q4_0_4_4")}
     if " " not in found:
         (name,) = names.chosen_gguf("org/m", tag, sizes)
         assert name.lower() == f"{found}.gguf".lower()

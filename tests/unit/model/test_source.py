@@ -29,6 +29,8 @@ from tpiedge.model.source import HubName, parse_hub_name
         ("org/name@v2", "tpiedge pull org/name@v2"),
         ("llama3.2-1b", r"tpiedge pull llama3\.2-1b"),
         ("models/missing.GGUF", "no file 'models/missing.GGUF'"),
+        ("org/new:new-Q8_0.gguf", "tpiedge pull org/new:new-Q8_0"),
+        ("phi:1.2.3b", "phi:1.2.3b is not supported yet"),
     ],
 )
 def test_unknown_model_name_is_refused_in_one_line(name: str, named: str) -> None:

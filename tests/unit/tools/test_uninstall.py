@@ -100,13 +100,14 @@ def test_uninstall_refuses_while_a_service_is_installed(home: Path) -> None:
 
 
 def test_folder_that_the_user_named_is_never_removed(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    shutil.move(home / CACHE, home / "data")
+    (home / "data").mkdir()
+    shutil.move(home / CACHE, home / "data" / "tpiedge")
     chosen = {
-        "TPIEDGE_CACHE": str(home / "data"),
+        "TPIEDGE_CACHE": str(home / "data" / "tpiedge"),
         "XDG_STATE_HOME": str(home / "none"),
         "XDG_CONFIG_HOME": "/none",
     }
     uninstall.ask_about(chosen, home, lambda _: "y")
-    assert f"rm -r {home / 'data'}" in capsys.readouterr().out
-    assert (home / "data" / "file").is_file()
+    assert f"rm -r {home / 'data' / 'tpiedge'}" in capsys.readouterr().out
+    assert (home / "data" / "tpiedge" / "file").is_file()
     assert (home / STATE).is_dir()

@@ -13,7 +13,7 @@ from tpiedge.lab.verbs.bench_speed import speed
 
 class _SpeedByDefault(ListingGroup):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, args or ["speed"])
+        return super().parse_args(ctx, args if args or ctx.resilient_parsing else ["speed"])
 
 
 @click.group(cls=_SpeedByDefault)

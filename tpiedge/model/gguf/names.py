@@ -5,11 +5,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import PurePosixPath
 
 from tpiedge.errors import UserError
-from tpiedge.pack.quantised import BLOCKS
 from tpiedge.units import format_bytes
 
 _PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)
 _QUANT = re.compile(r"(?:^|[-._/])((?:UD-)?(?:I?Q\d\w*|TQ\d\w*|MXFP4\w*|BF16|FP?16|FP?32))$", re.IGNORECASE)
+# Q4_0_4_4 and its like are types that llama.cpp removed.
+_UNREADABLE = re.compile(r"(?:UD-)?(?:I?Q1_|IQ[23]_|TQ|MXFP4|Q4_0_\d)")
 _PROJECTOR = "mmproj"
 
 
@@ -44,6 +45,8 @@ def models_in(names: Iterable[str]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for name in sorted(known):  # parts before the whole file, which replaces them
         match = _PART.fullmatch(name)
+        if match and int(match[3]) > len(known):  # of a hostile listing, perhaps
+            continue
         parts = parts_of(name, int(match[3])) if match else [name]
         if parts and set(parts) <= known:
             found[stem_of(name)] = parts
@@ -87,7 +90,7 @@ def _called(models: Mapping[str, list[str]], tag: str) -> list[str]:
 
 def _is_readable(quant: str) -> bool:
     """Whether tpiedge reads files with this tag. Without a tag, the answer is True."""
-    return not quant or quant.removeprefix("UD-").replace("FP", "F").startswith(tuple(BLOCKS))
+    return not _UNREADABLE.match(quant)
 
 
 def _is_gguf(name: str) -> bool:
