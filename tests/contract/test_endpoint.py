@@ -240,16 +240,19 @@ def test_mesh_peers_receive_all_messages_in_order(mesh: list[Any]) -> None:
 
 
 def test_flooding_peer_does_not_starve_other_peers(mesh: list[Any]) -> None:
-    count = 3000
+    count, sent = 3000, threading.Event()
 
     def flood() -> None:
-        for _ in range(count):
+        for number in range(count):
+            if number == count // 2:  # however the threads are scheduled
+                sent.wait(WAIT_S)
             mesh[1].send(Shutdown(1), None, NAMES[0], WAIT_S)
 
     flooder = threading.Thread(target=flood)
     flooder.start()
     heard = Counter([receive(mesh[0]).sender])
     mesh[2].send(Shutdown(2), None, NAMES[0], WAIT_S)
+    sent.set()
     while not heard[NAMES[2]]:
         heard[receive(mesh[0]).sender] += 1
     assert heard[NAMES[1]] < count
