@@ -198,7 +198,7 @@ def test_pip_is_asked_what_an_index_has(index: str, monkeypatch: pytest.MonkeyPa
         ("", []),
         (":env:.cert='/etc/ssl'\nglobal.timeout='60'\n", []),
         (":env:.find-links='/opt/wheels'\n", ["find-links"]),
-        ("global.index-url='https://me:secret@mirror/simple'\ninstall.no-index='1'\n", ["index-url", "no-index"]),
+        ("global.index-url='https://me:secret@mirror/x'\ninstall.no-index='1'\n", ["index-url", "no-index"]),
         ("download.find-links='/opt/wheels'\n", []),
     ],
 )  # fmt: skip
