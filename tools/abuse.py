@@ -155,7 +155,7 @@ def _target(cluster: Serving, key: str, cache: Path) -> Target:
     (manifest,) = cache.rglob("manifest.json")
     return Target(
         cluster.address,
-        Address(cluster.address.host, cluster.port + 5),
+        Address(cluster.address.host, cluster.http_port),
         cluster.model,
         key,
         master_key,

@@ -88,7 +88,7 @@ class _Api:
     """The API of a running cluster, and the process that it runs in."""
 
     def __init__(self, cluster: Serving, process: psutil.Process, options: argparse.Namespace) -> None:
-        self._port = cluster.port + 5
+        self._port = cluster.http_port
         self._model = cluster.model
         self._process = process
         self._options = options

@@ -40,8 +40,8 @@ def size(folder: Path) -> str:
 
 
 def ask_about(environment: Mapping[str, str], home: Path, ask: Callable[[str], str] | None) -> None:
-    """Removes the folders that `ask` says yes to; prints the command for others. A folder of another name than tpiedge
-    was chosen by the user and may hold more: it is never removed."""
+    """Removes the folders that `ask` says yes to; prints the command for others. A folder that the user chose by a
+    variable may hold more: it is never removed."""
     for kept in KEPT:
         folder = kept.folder(environment, home)
         if not folder.is_dir():

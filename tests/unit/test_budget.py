@@ -40,7 +40,7 @@ SLACK_PART, SLACK = 0.02, 10
 #: Lines, rounded up to tens, and files of Python.
 SIZES: Final[Mapping[str, tuple[int, int]]] = {
     # Raised for what a master offers in the first day: pulls, keys, links, /docs, its own installation, services.
-    "loaded by master, worker and node": (41180, 259),
+    "loaded by master, worker and node": (41190, 259),
     # 850 lines are the fakes that were a package of tpiedge.
     # And tests of the first day: installing, services, names of models, keys, links, formulas, saved conversations.
     "tests": (62110, 517),
@@ -48,7 +48,7 @@ SIZES: Final[Mapping[str, tuple[int, int]]] = {
     # And for `make setup` and `make uninstall`, which run on the bare interpreter.
     "tools": (14410, 142),
     # Raised for the first day, in api, cli, host, local and model.
-    "tpiedge": (53680, 327),
+    "tpiedge": (53690, 327),
     "tpiedge, modules of its own": (620, 10),
     "tpiedge.answers": (720, 4),
     # Raised for the deadline of TLS handshakes.

@@ -27,7 +27,7 @@ class InstallServer:
 
     async def _send(self, request: Request) -> FileResponse:
         name = request.path_params["name"]
-        if name not in self._made.sums:
+        if name not in self._made.names:
             raise HTTPException(
                 404, "no such file: 'tpiedge token create' on the master prints the addresses"
             )

@@ -71,7 +71,7 @@ class ApiKeys:
 
 def key_names(path: Path) -> list[str]:
     """Returns the names of the file's keys, "" for a key without a name. Raises UserError."""
-    return [name for _, name, key in _lines(path) if key] if path.exists() else []
+    return [name for _, name, key in _present_lines(path) if key]
 
 
 def add_key(path: Path, name: str) -> str:
@@ -87,7 +87,7 @@ def add_key(path: Path, name: str) -> str:
         raise UserError("a key's name has 1 to 100 printable characters, no colon, and no # at its beginning")
     key = secrets.token_hex(16)
     with locked(path):
-        lines = list(_lines(path)) if path.exists() else []
+        lines = _present_lines(path)
         if any(one == name for _, one, _ in lines):
             raise UserError(f"there is a key {name!r} already: take another name, or revoke that key first")
         replace_text(
@@ -101,7 +101,7 @@ def revoke_key(path: Path, name: str) -> None:
     if not name:
         raise UserError(f"keys without a name are revoked by taking their lines out of {path}")
     with locked(path):
-        lines = list(_lines(path)) if path.exists() else []
+        lines = _present_lines(path)
         kept = [text for text, one, key in lines if not key or one != name]
         if len(kept) == len(lines):
             raise UserError(f"{path} has no key {name!r}: 'tpiedge keys ls' lists the names")
@@ -136,6 +136,11 @@ class AdminKey:
 def admin_link(url: str, code: str) -> str:
     """Returns the link by which the page gets the admin key. No server or log sees the part after #."""
     return f"{url}/#admin={code}"
+
+
+def _present_lines(path: Path) -> list[tuple[str, str, str]]:
+    """Returns `_lines`, or [] if there is no file yet."""
+    return list(_lines(path)) if path.exists() else []
 
 
 def _read(path: Path) -> _NamedKeys:

@@ -234,9 +234,8 @@ def master(model_name: str, **given: Any) -> None:
             for line in (
                 *master_lines.start_lines(model.public_name, flags.http, api, certificate, left),
                 *master_lines.next_lines(flags.http, api.url, needs_key, invited),
+                *master_lines.admin_lines(api.url, flags.guard.admin),
             ):
-                writer.say(line)
-            for line in master_lines.admin_lines(api.url, flags.guard.admin):
                 writer.say(line)
             try:
                 master_lines.watch(running, supervisor, pairing.pending, writer.say, manager)

@@ -60,7 +60,7 @@ def parse_address(text: str, default_port: int | None = None, default_host: str 
     if port is None and host.isdigit():  # a resolver would take it for an address: 9000 is 0.0.35.40
         host, port = default_host or "", host
     number = int(port) if port else default_port or 0
-    if not host or not 1 <= number <= 65535 - 4:
+    if not host or not 1 <= number <= 65535 - max(PURPOSES):
         raise UserError(f"not an address: {text[:80]!r}; write it like 192.168.1.20:7070 or [fe80::1]:7070")
     return Address(host, number)
 

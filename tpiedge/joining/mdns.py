@@ -17,7 +17,7 @@ from typing import Final
 import zeroconf
 
 from tpiedge.errors import UserError
-from tpiedge.host.addresses import Address, own_networks
+from tpiedge.host.addresses import PURPOSES, Address, own_networks
 from tpiedge.sanitise import sanitised_name
 
 SERVICE: Final = "_tpiedge._tcp.local."
@@ -63,7 +63,7 @@ def read_record(
             elsewhere = address.is_loopback or address.is_multicast or address.is_unspecified
             if not elsewhere and any(address in network for network in own):
                 near.append(text)
-    if port is None or not 1 <= port <= 65535 - 4 or not near:
+    if port is None or not 1 <= port <= 65535 - max(PURPOSES) or not near:
         return None
     protocol, cluster = said.get(b"protocol") or b"", said.get(b"cluster") or b""
     return AnnouncedMaster(

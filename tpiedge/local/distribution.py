@@ -20,6 +20,7 @@ from typing import Final
 import tpiedge
 from tpiedge.errors import InternalError
 from tpiedge.native_code import find_library
+from tpiedge.pack.files import replacing
 
 #: PyTorch's builds for CPUs. The usual builds bring gigabytes for graphics cards.
 TORCH_INDEX: Final = "https://download.pytorch.org/whl/cpu"
@@ -37,11 +38,14 @@ class Installer:
     wheel: str
     sources: str
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(filter(None, (self.wheel, self.sources)))
+
     @cached_property
     def sums(self) -> dict[str, str]:
         """The SHA-256 of each file, in hexadecimal digits, by name."""
-        names = filter(None, (self.wheel, self.sources))
-        return {name: hashlib.sha256((self.folder / name).read_bytes()).hexdigest() for name in names}
+        return {name: hashlib.sha256((self.folder / name).read_bytes()).hexdigest() for name in self.names}
 
 
 def find_installer(folder: Path) -> Installer | None:
@@ -60,7 +64,7 @@ def make_installer(folder: Path, package: Path = _PACKAGE) -> Installer:
     wheel = f"tpiedge-{version}-{tag}.whl"
     made = Installer(folder, wheel, f"tpiedge-{version}.zip" if sources else "")
     for path in folder.iterdir():
-        if path.name not in (made.wheel, made.sources):
+        if path.name not in made.names:
             path.unlink()
     if not (folder / wheel).is_file():
         _write(folder / wheel, _wheel_members(installed, version, tag))
@@ -163,12 +167,12 @@ def _source_members(sources: dict[str, bytes], version: str) -> Iterator[tuple[s
 
 def _write(path: Path, members: Iterable[tuple[str, bytes]]) -> None:
     """Writes a ZIP file whose bytes depend on the members alone. It is not compressed: local networks are fast."""
-    partial = path.with_name(f".{path.name}.partial")
-    with partial.open("wb") as file:
+    # Durable, else a loss of power may leave an empty file of this name for good.
+    with replacing(path) as partial, partial.open("wb") as file:
         with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
             for name, content in members:
                 entry = zipfile.ZipInfo(name)
                 entry.external_attr = 0o644 << 16
                 archive.writestr(entry, content)
-        os.fsync(file.fileno())  # else a loss of power may leave an empty file of this name for good
-    partial.replace(path)
+        file.flush()
+        os.fsync(file.fileno())

@@ -24,9 +24,7 @@ export function key(kind) {
 export function keepKey(kind, given) {
   ofTab.set(STORED + kind, "");
   ofBrowser.set(STORED + kind, given);
-  const asked = waiting.get(kind);
-  waiting.delete(kind);
-  asked?.settle(true);
+  tellWaiting(kind, true);
   show?.();
 }
 
@@ -65,9 +63,13 @@ export function askForKey(kind, refused) {
 
 function answer(kind, typed) {
   if (typed) ofTab.set(STORED + kind, typed);
-  const { settle } = waiting.get(kind);
+  tellWaiting(kind, Boolean(typed));
+}
+
+// Tells those who wait for such a key, if any, whether there is one.
+function tellWaiting(kind, found) {
+  waiting.get(kind)?.settle(found);
   waiting.delete(kind);
-  settle(Boolean(typed));
 }
 
 export function KeyDialog() {

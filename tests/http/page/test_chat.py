@@ -93,7 +93,8 @@ def test_page_sends_conversation_history_and_settings(browser, service, url):
     assert {httpx.URL(one).port for one in loaded} == {httpx.URL(url).port}, "all comes from the server"
 
 
-def test_conversations_stay_and_are_renamed_and_deleted(browser, service, url):
+def hold_two_conversations(browser, service, url):
+    """Returns the selector of the listed conversations."""
     answers(service, "Hm.")
     browser.open(url)
     for question in ("About foxes", "About bears"):
@@ -101,7 +102,11 @@ def test_conversations_stay_and_are_renamed_and_deleted(browser, service, url):
         browser.wait(lambda: not browser.answers())
         browser.say(question)
         browser.wait_for_answers("Hm.")
-    listed = ".conversations li a"
+    return ".conversations li a"
+
+
+def test_conversations_stay_and_are_renamed_and_deleted(browser, service, url):
+    listed = hold_two_conversations(browser, service, url)
     assert browser.texts(listed) == ["About bears", "About foxes"]
     browser.reload()
     browser.wait_for_answers("Hm.")
@@ -174,14 +179,7 @@ def test_answer_that_reached_its_limit_continues(browser, service, url):
 
 
 def test_conversations_are_exported_deleted_together_and_imported(browser, service, url, tmp_path):
-    answers(service, "Hm.")
-    browser.open(url)
-    for question in ("About foxes", "About bears"):
-        browser.click("New chat")
-        browser.wait(lambda: not browser.answers())
-        browser.say(question)
-        browser.wait_for_answers("Hm.")
-    listed = ".conversations li a"
+    listed = hold_two_conversations(browser, service, url)
     browser.downloads_to(tmp_path)
     browser.click("Export")
     browser.wait(lambda: list(tmp_path.glob("*.json")))

@@ -20,7 +20,7 @@ from tests.process.command import COMMAND, gone, wait_for
 from tests.process.serving.machines import END_S, SPEED, THREADS, UNMEASURED, Process, Worker, measured
 from tests.process.serving.slowness import crawling
 from tests.process.serving.streaming import Streaming
-from tpiedge.host.addresses import Address
+from tpiedge.host.addresses import PURPOSES, Address
 from tpiedge.host.private_file import read_private
 from tpiedge.joining.identity import load_or_create_keys
 from tpiedge.joining.tokens import JoinToken, TokenStore
@@ -32,7 +32,7 @@ START_S = 90.0
 _POLL_S = 0.05
 #: What no answer of the master takes, be the machine ever so busy.
 _ANSWER_S = 90.0
-_PORTS = 6  # control, data, files, pairing, installation; HTTP
+_PORTS = len(PURPOSES) + 1  # and HTTP
 # Below the ports that the kernel gives to outgoing connections.
 _FIRST_PORT, _LAST_PORT = 20_000, 30_000
 _SHARES = 10
@@ -98,6 +98,7 @@ class Serving:
         self.cache = cache
         self.descriptors: tuple[int, int] | None = None
         self.port = free_ports()
+        self.http_port = self.port + len(PURPOSES)
         self.address = Address(HOST, self.port)
         self.workers: dict[str, Worker] = {}
         self._master: Process | None = None
@@ -108,7 +109,7 @@ class Serving:
     def start_master(self, *, wait: bool = True) -> Process:
         """Returns once it answers, or at once."""
         cache = ["--cache", self.cache] if self.cache else []
-        listen = ["--listen", self.address, "--http", f"{HOST}:{self.port + 5}"]
+        listen = ["--listen", self.address, "--http", f"{HOST}:{self.http_port}"]
         self._master = Process(
             self.folder / "master.log", "master", "--model", self.model, *listen,
             "--state", self.state, *cache, "--threads", THREADS, *self.options,
@@ -148,7 +149,7 @@ class Serving:
 
     @property
     def url(self) -> str:
-        return f"http://{HOST}:{self.port + 5}"
+        return f"http://{HOST}:{self.http_port}"
 
     def answers(self) -> bool:
         """Whether the master listens. Fails if it has ended."""

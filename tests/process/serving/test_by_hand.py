@@ -10,6 +10,7 @@ import pytest
 from tests.process.command import COMMAND, end_terminal, run_command
 from tests.process.conftest import PROMPT, TOKENS
 from tests.process.serving.serving import HOST, free_ports
+from tpiedge.host.addresses import PURPOSES
 
 START_S = 40
 
@@ -40,7 +41,7 @@ def terminal(tmp_path: Path):
 @pytest.mark.thin
 def test_a_cluster_started_by_hand_streams_the_exact_text(terminal, tmp_path, expected):
     port = free_ports()
-    listen = ["--listen", f"{HOST}:{port}", "--http", f"{HOST}:{port + 5}"]
+    listen = ["--listen", f"{HOST}:{port}", "--http", f"{HOST}:{port + len(PURPOSES)}"]
     desk = terminal("desk", "master", "--model", "demo", "--min-workers", "2", *listen)
     desk.expect(r"Compute on another machine, too:\r\n  tpiedge (worker [^\r\n]*)\r\n")
     copied = shlex.split(desk.match[1])
@@ -53,7 +54,7 @@ def test_a_cluster_started_by_hand_streams_the_exact_text(terminal, tmp_path, ex
     desk.expect(r"ready: 3 nodes \(master, .*\)")
 
     with openai.OpenAI(
-        base_url=f"http://{HOST}:{port + 5}/v1", api_key="none", max_retries=0, timeout=30
+        base_url=f"http://{HOST}:{port + len(PURPOSES)}/v1", api_key="none", max_retries=0, timeout=30
     ) as client:
         stream = client.completions.create(
             model="demo", prompt=PROMPT, max_tokens=TOKENS, temperature=0, stream=True

@@ -34,7 +34,9 @@ def cluster(clusters: Callable[..., Serving]) -> Serving:
 def test_silent_api_clients_do_not_block_workers(cluster: Serving, exact: Callable[[Serving], None]) -> None:
     with contextlib.ExitStack() as stack:
         for _ in range(_SILENT):
-            stack.enter_context(socket.create_connection((HOST, cluster.port + 5), START_S, (_OTHER_HOST, 0)))
+            stack.enter_context(
+                socket.create_connection((HOST, cluster.http_port), START_S, (_OTHER_HOST, 0))
+            )
         wait_for(cluster.answers, START_S)
         cluster.start_worker("ann")
         cluster.wait_ready(2)

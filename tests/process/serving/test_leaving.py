@@ -60,7 +60,7 @@ def leave(cluster: Serving, count: int) -> None:
 
     def come_and_go(way: tuple[bytes, bytes, bool]) -> None:
         sent, awaited, reset = way
-        with socket.create_connection((HOST, cluster.port + 5), START_S) as client:
+        with socket.create_connection((HOST, cluster.http_port), START_S) as client:
             client.sendall(sent)
             seen = b""
             while awaited not in seen:

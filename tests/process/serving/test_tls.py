@@ -63,7 +63,7 @@ def test_master_for_other_machines_takes_the_keys_of_tpiedge_keys(
         cluster.start_master()
         assert status("none") == 200
         cluster.master.end()
-        cluster.options = ("--http", f"0.0.0.0:{cluster.port + 5}")
+        cluster.options = ("--http", f"0.0.0.0:{cluster.http_port}")
         cluster.start_master()
         laptop = add("laptop")
         assert [status(key) for key in ("none", phone, laptop)] == [401, 200, 200]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO
 
 from tpiedge.errors import PeerError, ResourceError
-from tpiedge.host.addresses import port_state
+from tpiedge.host.addresses import PURPOSES, port_state
 from tpiedge.lab.bench.serve_client import MeasuredServer, ServerAddress
 from tpiedge.launch.child import Place
 from tpiedge.progress import say
@@ -27,7 +27,7 @@ _WITH_WORKERS_S = 900.0
 _END_S = 30.0
 _KILLED_S = 30.0
 _POLL_S = 0.1
-_PORTS = 6  # control, tensors, files, pairing, installation; HTTP
+_PORTS = len(PURPOSES) + 1  # and HTTP
 _RANGE = (20_000, 30_000)  # below the ports that the kernel gives to outgoing connections
 _TRIES = 100
 _LINE = 300
