@@ -19,7 +19,7 @@ from typing import Any
 from tpiedge.api.cluster import ClusterPicture
 from tpiedge.api.metrics import metrics_page
 from tpiedge.api.timeline import shown_step
-from tpiedge.local.service import ModelInfo
+from tpiedge.local.served_models import ServedModel
 from tpiedge.master.counters import Counted, StepTimeline
 from tpiedge.master.history import EVENTS, ClusterEvent
 from tpiedge.master.request_queue import RequestQueue
@@ -107,7 +107,9 @@ def _picture_us() -> float:
     status, requests = _status(), _running(1)
     events = (ClusterEvent(1.7e9, "joined", "attic", "a line"),) * EVENTS
     service: Any = SimpleNamespace(
-        model=lambda: ModelInfo("bench", 1024, 0), request_lines=lambda: requests.lines, events=lambda: events
+        model=lambda: ServedModel("bench", 1024, 0),
+        request_lines=lambda: requests.lines,
+        events=lambda: events,
     )
     pictures = ClusterPicture(service, lambda _client: None)
     timeline = StepTimeline(status.epoch, 1.7e9, tuple(_spans(rank) for rank in range(len(status.nodes))))

@@ -9,7 +9,8 @@ from concurrent.futures import Future
 from dataclasses import replace
 
 from tpiedge.errors import DiskFull, UnknownWorker, UserError
-from tpiedge.local.service import ModelInfo, Service
+from tpiedge.local.served_models import ServedModel, UnknownModel
+from tpiedge.local.service import Service
 from tpiedge.master.counters import StepTimeline
 from tpiedge.master.history import ClusterEvent
 from tpiedge.master.journal import AnswerEvent, Paused, RequestLine, Resubmitted, Resumed
@@ -23,6 +24,8 @@ from tpiedge.model.tokenizer import Tokenizer
 from tpiedge.wire.control import AnswerPart, Embedding, Finished, Token, WorkerLink
 from tpiedge.wire.requests import GenerationRequest, Sampling
 
+PACK = "pack-1"
+"""The id of the first model's weights."""
 WIDTH = 4
 """Numbers of an embedding."""
 
@@ -165,21 +168,54 @@ class FakeService(Service):
         self._postponed = Counter[str]()  # by client
         self._lock = threading.Lock()
         self.called = "babbler"
+        self.others: list[ServedModel] = []  # models that are served in turns with the first one
+        self.used: list[tuple[str, object]] = []  # what `use` and `load` were told
+        self.kept_s: float | None = None
+        self.asleep = False
         self.also_called: tuple[str, ...] = ()
         self.path: str | None = None
         self.pooling = "mean"
 
-    def model(self) -> ModelInfo:
-        created = int(time.time())
-        return ModelInfo(
+    def model(self, name: str = "") -> ServedModel:
+        found = [
+            one
+            for one in self.offered()
+            if one.is_called(name) or one.is_called(name.removesuffix(":latest"))
+        ]
+        if name and not found:
+            raise UnknownModel(f"the model {name[:100]!r} is not served here; {self.called!r} is")
+        return found[0] if name else self.offered()[0]
+
+    def packed(self, pack: str) -> ServedModel:
+        return next((one for one in self.offered() if one.digest == pack), self.model())
+
+    def offered(self) -> list[ServedModel]:
+        first = ServedModel(
             self.called,
             self.max_sequence,
-            created,
+            int(time.time()),
             self.also_called,
             WIDTH,
+            digest=PACK,
             path=self.path,
             pooling=self.pooling,
+            eos_ids=self.eos_ids,
+            vocab_size=self.vocab_size,
+            usual_sampling=self.usual_sampling,
+            tokenizer=self.tokenizer,
+            template=self.template,
         )
+        return [first, *self.others]
+
+    def use(self, name: str, *, now: bool) -> ServedModel:
+        self.used.append((self.model(name).name, now))
+        return self.model(name)
+
+    def load(self, pack: str, keep_s: float | None) -> None:
+        self.used.append((self.packed(pack).name, keep_s))
+
+    def keep_weights(self, seconds: float) -> None:
+        self.kept_s = seconds
 
     def status(self) -> ClusterStatus:
         ready = not (self.unavailable or self.failed)
@@ -187,7 +223,14 @@ class FakeService(Service):
         running = len(self._running) + len(self.lines) - len(queued)
         waiting = self._postponed.total() + len(queued)
         found = ClusterStatus(
-            ready, self.unavailable, self._nodes, waiting, running, failed=self.failed, links=self.links
+            ready,
+            self.unavailable,
+            self._nodes,
+            waiting,
+            running,
+            failed=self.failed,
+            links=self.links,
+            asleep=self.asleep,
         )
         draining = [node.name for node in self._nodes if node.state == "draining"]
         # Nothing is written in vain: a test may give other nodes at that moment.

@@ -16,7 +16,7 @@ class KeptAnswers(AnswerShelf):
         self.records, self.service = records, service
 
     def recover_all(self):
-        return self.recover(self.records.found(self.service.tokenizer))
+        return self.recover(self.records.found(lambda pack: self.service.packed(pack).tokenizer))
 
     def ask(self, parsed, name, client):
         """The reader of a new answer."""

@@ -152,7 +152,7 @@ def test_tokens_of_an_oversized_prompt_are_counted(serve, service, said):
     assert abs(found.input_tokens - right) <= 8
     long = "once upon a time " * 200_000
     each = len(service.tokenizer.encode(" once upon a time", add_special=False))
-    assert tokens_in(long, service) == pytest.approx(200_000 * each, rel=0.02)
+    assert tokens_in(long, service.model()) == pytest.approx(200_000 * each, rel=0.02)
 
 
 @pytest.mark.parametrize("kind", ["", "application/x-www-form-urlencoded", "application/octet-stream"])

@@ -16,7 +16,7 @@ ALLOWED = {
     "api/ollama.py": "the field `created_at`",
     "cli/master_parts.py": "the number of the first epoch",
     "cli/models.py": "when a pack was last used",
-    "local/service.py": "the field `created`",
+    "local/served_models.py": "the field `created`",
     "cli/top.py": "which events are of today",
     "doctor/computer.py": "whether the clock is set",
     "doctor/network.py": "whether two clocks agree",

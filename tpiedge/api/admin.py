@@ -21,6 +21,7 @@ from tpiedge.api.fields import BodyFields
 from tpiedge.api.guard import LINK_PATH, Guard
 from tpiedge.api.intake import Intake
 from tpiedge.api.timeline import shown_step
+from tpiedge.local.served_models import UnknownModel
 from tpiedge.local.service import Service
 from tpiedge.master.loss_plans import Forecast
 from tpiedge.master.reconciler import NotServing
@@ -30,6 +31,11 @@ _T = TypeVar("_T")
 _MAX_NAME = 256
 NOTHING: Final = t.body()
 """The schema of a body without fields."""
+USE: Final = t.body(
+    "model",
+    model={**t.TEXT, "minLength": 1, "maxLength": _MAX_NAME},
+    now=t.flag("Whether the requests of other models end at once."),
+)
 #: Shorter than clients wait for an answer.
 _PLAN_S = 30.0
 
@@ -53,6 +59,7 @@ class Admin:
             Route("/admin/requests/{id}", self._dismiss, methods=["DELETE"]),
             Route("/admin/nodes", self._nodes, methods=["GET"]),
             Route("/admin/tokens", self._invite, methods=["POST"]),
+            Route("/admin/model", self._use, methods=["POST"]),
             self._told("pending", lambda: {"pending": self._service.pending()}),
             self._told("members", self._service.members),
             self._order("drain", "name", "name", self._service.drain),
@@ -111,6 +118,15 @@ class Admin:
     async def _invite(self, request: Request) -> Response:
         await self._intake.done(request, lambda values: BodyFields(values, NOTHING))
         return JSONResponse({"lines": await self._run(self._service.invite)})
+
+    async def _use(self, request: Request) -> Response:
+        fields = await self._intake.done(request, lambda values: BodyFields(values, USE))
+        name, now = fields.needed("model"), fields.get("now", False)
+        try:
+            model = await self._run(lambda: self._service.use(name, now=now))
+        except UnknownModel as error:
+            raise ApiError(404, str(error), "model_not_found", param="model") from None
+        return JSONResponse({"model": model.name})
 
     def _told(self, what: str, find: Callable[[], object]) -> Route:
         async def endpoint(_request: Request) -> Response:

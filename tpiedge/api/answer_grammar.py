@@ -11,7 +11,7 @@ from tpiedge.api.errors import refused
 from tpiedge.api.fields import BodyFields
 from tpiedge.api.grammar_schema import GrammarSchema, SchemaTooLarge
 from tpiedge.engine.sampling import NO_GRAMMARS, grammars_installed
-from tpiedge.local.service import Service
+from tpiedge.local.served_models import ServedModel
 from tpiedge.wire.fields import MAX_GRAMMAR
 from tpiedge.wire.requests import Grammar, GrammarKind
 
@@ -78,12 +78,12 @@ FORM: Final[dict[str, t.JsonSchema]] = {
 CONSTRAINTS: Final = tuple(key for key in FORM if key not in _UNKNOWN)
 
 
-def read_grammar(fields: BodyFields, service: Service) -> tuple[Grammar | None, str]:
+def read_grammar(fields: BodyFields, model: ServedModel) -> tuple[Grammar | None, str]:
     """Returns (grammar, name of its field or ""). Raises ApiError."""
     found: dict[str, Grammar | None] = {}
     for place, kinds in _PLACES:
         given = fields.nested(place) if place else fields
-        found |= {given.name(key): _grammar(given, key, kind, service) for key, kind in kinds.items()}
+        found |= {given.name(key): _grammar(given, key, kind, model) for key, kind in kinds.items()}
     return _only(found)
 
 
@@ -115,10 +115,10 @@ def schema_of_grammar(fields: BodyFields, key: str, schema: object, *, strict: b
 
 
 def schema_grammar(
-    fields: BodyFields, key: str, schema: object, service: Service, *, strict: bool = False
+    fields: BodyFields, key: str, schema: object, model: ServedModel, *, strict: bool = False
 ) -> Grammar:
     text = json.dumps(schema_of_grammar(fields, key, schema, strict=strict))
-    return grammar_of("json", text, fields.name(key), service)
+    return grammar_of("json", text, fields.name(key), model)
 
 
 def check_schema(schema: object, param: str) -> dict[str, object]:
@@ -129,10 +129,10 @@ def check_schema(schema: object, param: str) -> dict[str, object]:
     return schema
 
 
-def grammar_of(kind: GrammarKind, text: str, param: str, service: Service) -> Grammar:
+def grammar_of(kind: GrammarKind, text: str, param: str, model: ServedModel) -> Grammar:
     if not grammars_installed():
         raise refused(f"'{param}': {NO_GRAMMARS}", param, "unsupported_parameter")
-    if service.tokenizer is None:
+    if model.tokenizer is None:
         raise refused(f"'{param}': the model has no tokenizer", param, "unsupported_parameter")
     if not text.strip():
         raise refused(f"'{param}' is empty", param)
@@ -143,7 +143,7 @@ def grammar_of(kind: GrammarKind, text: str, param: str, service: Service) -> Gr
     return Grammar(kind, text)
 
 
-def _form(form: BodyFields, service: Service) -> Grammar | None:
+def _form(form: BodyFields, model: ServedModel) -> Grammar | None:
     match kind := form.get("type"):
         case "regex":
             kinds = dict.fromkeys(("value", "pattern", "regex"), "regex")
@@ -154,26 +154,26 @@ def _form(form: BodyFields, service: Service) -> Grammar | None:
         case _:
             kinds = {"schema": "schema", "value": "value", "json_schema": "described"}
     strict = form.get("strict", False)
-    found = {form.name(key): _grammar(form, key, kinds[key], service, strict=strict) for key in kinds}
+    found = {form.name(key): _grammar(form, key, kinds[key], model, strict=strict) for key in kinds}
     grammar, _ = _only(found)
     if grammar is not None:
         return grammar
     if kind in ("json_object", "json"):
-        return schema_grammar(form, "type", _OBJECT, service)
+        return schema_grammar(form, "type", _OBJECT, model)
     raise form.missing("json_schema" if kind == "json_schema" else next(iter(kinds)))
 
 
 def _grammar(
-    fields: BodyFields, key: str, kind: str, service: Service, *, strict: bool = False
+    fields: BodyFields, key: str, kind: str, model: ServedModel, *, strict: bool = False
 ) -> Grammar | None:
     value = fields.get(key)
     match kind, value:
         case _, None:
             return None
         case "form", dict():  # TGI's clients give a `grammar` so, too
-            return _form(fields.inner(value, key, _FORM), service)
+            return _form(fields.inner(value, key, _FORM), model)
         case "object", _:
-            return schema_grammar(fields, key, _OBJECT, service) if value else None
+            return schema_grammar(fields, key, _OBJECT, model) if value else None
         case "json" | "schema" | "value" | "described", _:
             schema = fields.parsed(key)  # a schema may come as a text
             holds = isinstance(schema, dict) and isinstance(schema.get("schema"), dict)
@@ -183,7 +183,7 @@ def _grammar(
             if schema is None and kind in ("schema", "value"):  # it was the text "null"
                 return None
             schema = _OBJECT if schema is None and kind == "described" else schema
-            return schema_grammar(fields, key, schema, service, strict=strict)
+            return schema_grammar(fields, key, schema, model, strict=strict)
         case "choice", _:
             if not value:
                 raise fields.wrong(key, f"must be an array of 1 to {_MAX_CHOICES} strings", "invalid_type")
@@ -192,4 +192,4 @@ def _grammar(
             value = "start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in value)
     if not isinstance(value, str):
         raise fields.wrong_type(key, "a string", value)
-    return grammar_of("regex" if kind == "regex" else "lark", value, fields.name(key), service)
+    return grammar_of("regex" if kind == "regex" else "lark", value, fields.name(key), model)

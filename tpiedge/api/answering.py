@@ -67,7 +67,7 @@ class Answering:
         self._work, self._reader = work, work.reader
         self._intake, self._client = intake, client
         self._limits, self._started = intake.limits, False
-        self._form = work.form.write(work.accepted, service.tokenizer)
+        self._form = work.form.write(work.accepted, service.packed(work.accepted.pack).tokenizer)
 
     async def deliver(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """Sends the answer. Raises Disconnected. Raises ApiError before the first byte, Aborted after it."""

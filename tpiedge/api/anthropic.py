@@ -15,7 +15,7 @@ from tpiedge.api.openai import function_call, function_tool, given, parse_as_cha
 from tpiedge.api.parsed import MAX_TOKENS, MAX_TOOLS, MODEL, SAMPLING, STREAM, ParsedRequest, tokens_in
 from tpiedge.api.tools import is_function
 from tpiedge.api.transcript import TextPiece, call_id
-from tpiedge.local.service import Service
+from tpiedge.local.served_models import ServedModel
 from tpiedge.model.call_reader import CallArguments, CallBegun, CallEnded
 from tpiedge.model.output import OutputText
 
@@ -72,24 +72,24 @@ _TABLE: Final = t.body("messages", "max_tokens", **_FIELDS, max_tokens=_LIMIT)
 COUNT: Final = t.body("messages", **_FIELDS)
 
 
-def _read_turns(fields: t.BodyFields, service: Service) -> ParsedRequest:
+def _read_turns(fields: t.BodyFields, model: ServedModel) -> ParsedRequest:
     maximum = fields.get("max_tokens") or 0
-    parsed = _read(fields, service, max(1, maximum))
+    parsed = _read(fields, model, max(1, maximum))
     (choice,) = parsed.prompts
     # With `max_tokens` 0 the prompt is only read into the cache.
     request = choice.request if maximum else replace(choice.request, max_tokens=0)
     return replace(parsed, prompts=(replace(choice, request=request),))
 
 
-def count_tokens(fields: t.BodyFields, service: Service) -> dict[str, object]:
+def count_tokens(fields: t.BodyFields, model: ServedModel) -> dict[str, object]:
     try:
-        found = len(_read(fields, service, 1).prompts[0].request.prompt_ids)
+        found = len(_read(fields, model, 1).prompts[0].request.prompt_ids)
     except PromptTooLong as error:  # clients count to know whether to shorten the conversation
-        found = max(error.tokens, tokens_in(error.text, service))
+        found = max(error.tokens, tokens_in(error.text, model))
     return {"input_tokens": found}
 
 
-def _read(fields: t.BodyFields, service: Service, maximum: int) -> ParsedRequest:
+def _read(fields: t.BodyFields, model: ServedModel, maximum: int) -> ParsedRequest:
     chat: Json = {"max_tokens": maximum, "stream": fields.get("stream", False)}
     chat |= given(fields, "temperature", "top_p", "top_k", stop_sequences="stop")
     # Off by default: clients take the first block for the answer. "between_tools" means text between calls.
@@ -125,7 +125,7 @@ def _read(fields: t.BodyFields, service: Service, maximum: int) -> ParsedRequest
         turn = [message for _, message in neighbours]
         messages += _turn(turn, role, begun=role == "assistant" and turn[-1] is turns[-1][1])
     chat["messages"] = messages
-    return parse_as_chat(chat, fields, service, "message", _NAMES)
+    return parse_as_chat(chat, fields, model, "message", _NAMES)
 
 
 def _turn(messages: Sequence[t.BodyFields], role: str, *, begun: bool) -> list[Json]:

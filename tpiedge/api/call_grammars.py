@@ -12,7 +12,7 @@ from tpiedge.api.errors import refused
 from tpiedge.api.grammar_schema import SchemaTooLarge
 from tpiedge.api.tools import ParsedTools, constants, text_names
 from tpiedge.engine.sampling import grammars_installed
-from tpiedge.local.service import Service
+from tpiedge.local.served_models import ServedModel
 from tpiedge.model.call_reader import CALL_MARKS, CallForm
 from tpiedge.model.output import REASONING_MARKS, Thinking
 from tpiedge.model.tokenizer import Tokenizer
@@ -48,11 +48,11 @@ class _Style:
 
 
 def call_or_form_grammar(
-    tools: ParsedTools, form: CallForm, answer: Grammar | None, param: str, service: Service
+    tools: ParsedTools, form: CallForm, answer: Grammar | None, param: str, model: ServedModel
 ) -> Grammar | None:
     """Makes a grammar of an answer: calls or, if no call is required, also `answer` (the grammar from field `param`).
     Raises ApiError."""
-    start, rules = "start: calls", _calls(tools, form, service)
+    start, rules = "start: calls", _calls(tools, form, model)
     if tools.required:
         param = tools.field
     elif answer is None or not tools.shown:
@@ -64,7 +64,7 @@ def call_or_form_grammar(
     except SchemaTooLarge:
         why = f"'{tools.field}' make a grammar of more than {MAX_GRAMMAR} characters: give fewer or smaller ones"
         raise refused(why, tools.field) from None
-    return grammar_of("lark", text, param, service)
+    return grammar_of("lark", text, param, model)
 
 
 def _nested(answer: Grammar) -> str:
@@ -76,13 +76,13 @@ def _nested(answer: Grammar) -> str:
     return f"/{escaped}/"
 
 
-def _calls(tools: ParsedTools, form: CallForm, service: Service) -> Iterator[str]:
+def _calls(tools: ParsedTools, form: CallForm, model: ServedModel) -> Iterator[str]:
     chosen = tools.callable(tools.required)
     if form in ("llama3", "mistral"):
         most = _MAX_CALLS if tools.several else 1
         yield f"calls: {_Style(None).json(_enveloped(chosen, form, most))}"
         return
-    style, openers = _Style(service.tokenizer), CALL_MARKS[form].openers
+    style, openers = _Style(model.tokenizer), CALL_MARKS[form].openers
     line, opener = style.spaces(), style.mark(openers[-1])
     before, closing, after, between = "", "", "", ""
     if form in ("hermes", "qwen-xml"):
@@ -99,11 +99,11 @@ def _calls(tools: ParsedTools, form: CallForm, service: Service) -> Iterator[str
 
 
 def begun_call_grammar(
-    tools: ParsedTools, form: CallForm, thinking: Thinking, service: Service
+    tools: ParsedTools, form: CallForm, thinking: Thinking, model: ServedModel
 ) -> Grammar | None:
     """Makes the grammar of a call that the model begins. Raises SchemaTooLarge."""
-    tokenizer = service.tokenizer
-    if not form or not grammars_installed() or tokenizer is None or not service.eos_ids:
+    tokenizer = model.tokenizer
+    if not form or not grammars_installed() or tokenizer is None or not model.eos_ids:
         return None
     marks = (CALL_MARKS[form].openers[-1], *(REASONING_MARKS if thinking else ()))
     tokens = [tokenizer.token_id(mark) for mark in marks]
@@ -112,7 +112,7 @@ def begun_call_grammar(
         return None
     style = _Style(tokenizer, free=True)
     text = _joined(_FREE_RULES, _body(tools.callable(), form, style))
-    grammar = grammar_of("lark", text, "tools", service)
+    grammar = grammar_of("lark", text, "tools", model)
     return replace(grammar, begins=known[0], thoughts=tuple(known[1:]))
 
 

@@ -41,12 +41,15 @@ class ClusterPicture:
         self, status: ClusterStatus, waiting: Sequence[object], timeline: Mapping[str, Any] | None, now: float
     ) -> _JsonObject:
         """Returns the picture at `now`. `timeline`: the result of shown_step."""
-        model, requests, events = self._service.model(), self._service.request_lines(), self._service.events()
+        service = self._service
+        model, requests, events = service.model(), service.request_lines(), service.events()
         tokens_per_s = self._tokens_per_s(status, now)
         means = {} if timeline is None else self._means(timeline)
         return {
             "object": "tpiedge.cluster",
             "model": {"name": model.name, "context_tokens": model.context_tokens},
+            "next": service.packed(status.next_pack).name if status.next_pack else "",
+            "asleep": status.asleep,
             "ready": status.ready,
             "reason": status.reason,
             "epoch": status.epoch,

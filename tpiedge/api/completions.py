@@ -63,14 +63,24 @@ class Answers:
             values["model"] = sender.scope[_DEPLOYMENT_KEY]  # in Azure's paths the deployment names the model
         form, service, records = ANSWER_FORMS[form_name], self.service, self.records
         name = f"{form.prefix}-{secrets.token_hex(12)}"
-        parsed, scope = form.parse(values, service), self.intake.scope(sender)
-        prompts = tuple([replace(one, request=replace(one.request, scope=scope)) for one in parsed.prompts])
-        pack, model, key = records.pack if records else "", service.model().name, self.intake.key(sender)
+        try:
+            model, parsed = form.parse(values, service)
+        except AnsweredAtOnce as known:
+            service.load(known.model, known.keep_s)
+            raise
+        if parsed.keep_s is not None:
+            service.keep_weights(parsed.keep_s)
+        scope = self.intake.scope(sender)
+        asked = [replace(one.request, scope=scope, pack=model.digest) for one in parsed.prompts]
+        prompts = tuple(
+            [replace(one, request=request) for one, request in zip(parsed.prompts, asked, strict=True)]
+        )
         accepted = AcceptedRequest(
-            name, prompts, parsed.each, parsed.reply, int(time.time()), model, pack, key_mark(key)
+            *(name, prompts, parsed.each, parsed.reply, int(time.time()), model.name, model.digest),
+            key_mark(self.intake.key(sender)),
         )
         record = partial(records.create, accepted) if records and form.kind else lambda: None
-        reader = self.shelf.accept(accepted.question(service.tokenizer), self.intake.client(sender), record)
+        reader = self.shelf.accept(accepted.question(model.tokenizer), self.intake.client(sender), record)
         return Work(accepted, form, reader, ignored=parsed.ignored)
 
     async def _post(self, form: FormatName, request: Request) -> ASGIApp:

@@ -14,7 +14,7 @@ from tpiedge.api.formats import AnswerForm, AnswerFormat, json_bytes
 from tpiedge.api.parsed import Choice, FormatName, ParsedRequest, Reply
 from tpiedge.api.records import AcceptedRequest
 from tpiedge.api.transcript import TextPiece
-from tpiedge.local.service import Service
+from tpiedge.local.served_models import ServedModel
 from tpiedge.model.tokenizer import Tokenizer
 from tpiedge.sanitise import sanitised_line
 from tpiedge.wire.requests import GenerationRequest
@@ -35,18 +35,18 @@ _EMBEDDINGS: Final = t.body(
 )
 
 
-def _read_embeddings(fields: BodyFields, service: Service) -> ParsedRequest:
-    return embedded(fields, service, "input", _ENCODINGS[fields.get("encoding_format") or "float"])
+def _read_embeddings(fields: BodyFields, model: ServedModel) -> ParsedRequest:
+    return embedded(fields, model, "input", _ENCODINGS[fields.get("encoding_format") or "float"])
 
 
-def embedded(fields: BodyFields, service: Service, key: str, form: FormatName) -> ParsedRequest:
+def embedded(fields: BodyFields, model: ServedModel, key: str, form: FormatName) -> ParsedRequest:
     """Reads a request for vectors of texts in field `key`. Raises ApiError."""
-    width, wanted = service.model().width, fields.get("dimensions")
+    width, wanted = model.width, fields.get("dimensions")
     # Fewer dimensions mean something only in models that were trained for it.
     if wanted is not None and wanted != width:
         why = f"is {wanted}: embeddings of this model have {width}, and none fewer"
         raise fields.wrong("dimensions", why)
-    pooling: Any = fields.get("pooling") or service.model().pooling
+    pooling: Any = fields.get("pooling") or model.pooling
     if pooling not in _POOLINGS:
         raise refused(
             f"the model's files say that embeddings are pooled by {sanitised_line(pooling, 60)}, which is not "
@@ -57,9 +57,9 @@ def embedded(fields: BodyFields, service: Service, key: str, form: FormatName) -
     if len(inputs) > _MAX_INPUTS:
         raise fields.wrong(key, f"has {len(inputs)} entries: at most {_MAX_INPUTS}")
     for number, one in enumerate(inputs):
-        ids = p.read_token_ids(one, key, service)
-        p.answer_limit(key, 0, len(ids), service)
-        request = GenerationRequest("", ids, 0, stop_ids=service.eos_ids, keep_prefix=True, pooling=pooling)
+        ids = p.read_token_ids(one, key, model)
+        p.answer_limit(key, 0, len(ids), model)
+        request = GenerationRequest("", ids, 0, stop_ids=model.eos_ids, keep_prefix=True, pooling=pooling)
         choices.append(Choice(request, number))
     # The answer is a stream, as many vectors at once would take much memory.
     reply = Reply(form, True, False, None, (), False)

@@ -9,9 +9,10 @@ from typing import Any
 
 from tpiedge.api.errors import ApiError
 from tpiedge.api.fields import BodyFields, JsonSchema
-from tpiedge.api.parsed import ParsedRequest, check_model
+from tpiedge.api.parsed import ParsedRequest, named_model
 from tpiedge.api.records import AcceptedRequest
 from tpiedge.api.transcript import TextPiece, TokenScores, Transcript
+from tpiedge.local.served_models import ServedModel
 from tpiedge.local.service import Service
 from tpiedge.model.output import OutputParser
 from tpiedge.model.tokenizer import Tokenizer
@@ -83,15 +84,15 @@ class AnswerForm:
     about: str
     prefix: str
     table: JsonSchema
-    read: Callable[[BodyFields, Service], ParsedRequest]
+    read: Callable[[BodyFields, ServedModel], ParsedRequest]
     write: type[AnswerFormat]
     kind: str = ""
 
-    def parse(self, values: dict[str, object], service: Service) -> ParsedRequest:
-        """Parses a request. Raises ApiError, AnsweredAtOnce."""
+    def parse(self, values: dict[str, object], service: Service) -> tuple[ServedModel, ParsedRequest]:
+        """Returns the request and its model. Raises ApiError, AnsweredAtOnce."""
         fields = BodyFields(values, self.table)
-        check_model(fields, service)
-        return self.read(fields, service)
+        model = named_model(fields, service)
+        return model, self.read(fields, model)
 
 
 def json_bytes(value: object) -> bytes:

@@ -1,6 +1,7 @@
 """Routes that need no cluster: versions, the model, tokens of texts."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 from starlette.requests import Request
@@ -17,8 +18,9 @@ from tpiedge.api.intake import Intake
 from tpiedge.api.messages import MESSAGES, read_messages
 from tpiedge.api.ollama import ABSENT, moment, usual_parameters
 from tpiedge.api.openai import SWITCHES, rendered
-from tpiedge.api.parsed import MODEL, TOKEN_IDS, check_model, encode, read_token_ids
-from tpiedge.local.service import ModelInfo, Service
+from tpiedge.api.parsed import MODEL, TOKEN_IDS, encode, named_model, read_token_ids
+from tpiedge.local.served_models import ServedModel
+from tpiedge.local.service import Service
 from tpiedge.model.call_reader import call_form
 from tpiedge.model.output import thinking_after
 
@@ -48,21 +50,19 @@ def lookup_routes(service: Service, intake: Intake) -> list[Route]:
 
         return Route(path, answer, methods=["POST"])
 
-    def told(path: str, find: Callable[[Request, ModelInfo], Json]) -> Route:
+    def told(path: str, find: Callable[[Request, Service], Json]) -> Route:
         async def answer(request: Request) -> Response:
-            return JSONResponse(find(request, service.model()))
+            return JSONResponse(await intake.run(intake.client(request), partial(find, request, service)))
 
         return Route(path, answer, methods=["GET"])
 
-    context = service.model().context_tokens
-    loaded = {"expires_at": "9999-12-31T23:59:59Z", "size_vram": 0, "context_length": context}
     return [
         told("/v1/models", _models),
         told("/v1/models/{name:path}", _one_model),
         told("/version", lambda *_: {"version": __version__}),
         told("/api/version", lambda *_: {"version": _RELEASE, "tpiedge": __version__}),
-        told("/api/tags", lambda _, model: {"models": [_tag(model, name) for name in model.names]}),
-        told("/api/ps", lambda _, model: {"models": [_tag(model, model.name) | loaded]}),
+        told("/api/tags", lambda *_: {"models": [_tag(*one) for one in _offered(service)]}),
+        told("/api/ps", _loaded),
         *map(route, LOOKUPS),
         *(_absent(path, *found) for path, found in ABSENT.items()),
     ]
@@ -81,26 +81,39 @@ def looked_up(path: str, values: dict[str, object], service: Service) -> tuple[J
     if path == "/api/show" and "model" not in values and "name" in values:  # the older name of the field
         values = {"model": values["name"], **{key: values[key] for key in values if key != "name"}}
     fields = BodyFields(values, table)
-    check_model(fields, service)
-    return find(fields, service), fields.ignored
+    return find(fields, named_model(fields, service)), fields.ignored
 
 
-def _models(request: Request, model: ModelInfo) -> Json:
+def _offered(service: Service) -> list[tuple[ServedModel, str]]:
+    return [(model, name) for model in service.offered() for name in model.names]
+
+
+def _models(request: Request, service: Service) -> Json:
+    offered = _offered(service)
     if not is_anthropic(request.headers):
-        return {"object": "list", "data": [_card(model, name) for name in model.names]}
-    cards = [_anthropic_card(model, name) for name in model.names]
-    return {"data": cards, "has_more": False, "first_id": model.names[0], "last_id": model.names[-1]}
+        return {"object": "list", "data": [_card(*one) for one in offered]}
+    cards = [_anthropic_card(*one) for one in offered]
+    return {"data": cards, "has_more": False, "first_id": offered[0][1], "last_id": offered[-1][1]}
 
 
-def _one_model(request: Request, model: ModelInfo) -> Json:
+def _one_model(request: Request, service: Service) -> Json:
     """Shows the model under its first name."""
     name = request.path_params["name"]
-    if not model.is_called(name):
+    model = next((one for one in service.offered() if one.is_called(name)), None)
+    if model is None:
         raise ApiError(404, f"the model {name[:100]!r} is not served here", "model_not_found", param="model")
     return (_anthropic_card if is_anthropic(request.headers) else _card)(model, model.name)
 
 
-def _card(model: ModelInfo, name: str) -> Json:
+def _loaded(_request: Request, service: Service) -> Json:
+    if service.status().asleep:
+        return {"models": []}
+    model = service.model()
+    loaded = {"expires_at": "9999-12-31T23:59:59Z", "size_vram": 0, "context_length": model.context_tokens}
+    return {"models": [_tag(model, model.name) | loaded]}
+
+
+def _card(model: ServedModel, name: str) -> Json:
     return {
         "id": name,
         "object": "model",
@@ -111,7 +124,7 @@ def _card(model: ModelInfo, name: str) -> Json:
     }
 
 
-def _anthropic_card(model: ModelInfo, name: str) -> Json:
+def _anthropic_card(model: ServedModel, name: str) -> Json:
     return {
         "type": "model",
         "id": name,
@@ -123,7 +136,7 @@ def _anthropic_card(model: ModelInfo, name: str) -> Json:
     }
 
 
-def _tag(model: ModelInfo, name: str) -> Json:
+def _tag(model: ServedModel, name: str) -> Json:
     return {
         "name": name,
         "model": name,
@@ -134,7 +147,7 @@ def _tag(model: ModelInfo, name: str) -> Json:
     }
 
 
-def _details(model: ModelInfo) -> Json:
+def _details(model: ServedModel) -> Json:
     return {
         "parent_model": "",
         "format": "tpiedge",
@@ -145,11 +158,10 @@ def _details(model: ModelInfo) -> Json:
     }
 
 
-def _shown(_fields: BodyFields, service: Service) -> Json:
-    model = service.model()
+def _shown(_fields: BodyFields, model: ServedModel) -> Json:
     return {
         "modelfile": "# There are no Modelfiles here: 'tpiedge show MODEL' describes a model.",
-        "parameters": usual_parameters(service.usual_sampling),
+        "parameters": usual_parameters(model.usual_sampling),
         "license": "'tpiedge show MODEL' on the master's computer says it.",
         "template": "",
         "modified_at": moment(model.created),
@@ -159,21 +171,21 @@ def _shown(_fields: BodyFields, service: Service) -> Json:
             f"{model.family}.context_length": model.context_tokens,
             f"{model.family}.embedding_length": model.width,
         },
-        "capabilities": list(_capabilities(service)),
+        "capabilities": list(_capabilities(model)),
     }
 
 
-def _capabilities(service: Service) -> Iterator[str]:
-    if service.tokenizer is not None:
+def _capabilities(model: ServedModel) -> Iterator[str]:
+    if model.tokenizer is not None:
         yield from ("completion", "embedding")
-    template = "" if service.template is None else service.template.source(tools=True)
+    template = "" if model.template is None else model.template.source(tools=True)
     if "tools" in template and call_form(template):
         yield "tools"
     if thinking_after("", template):
         yield "thinking"
 
 
-def _tokens(fields: BodyFields, service: Service) -> Json:
+def _tokens(fields: BodyFields, model: ServedModel) -> Json:
     """Answers /tokenize. Raises ApiError."""
     found = [key for key in ("messages", "content", "prompt") if fields.get(key) is not None]
     if not found:
@@ -185,30 +197,30 @@ def _tokens(fields: BodyFields, service: Service) -> Json:
         if other != wish and fields.get(other) is not None:
             fields.ignore(other)
     if param == "messages":
-        ids, _ = rendered(fields, read_messages(fields), service)
+        ids, _ = rendered(fields, read_messages(fields), model)
     else:
         given = fields.needed(param)
         special, parse = fields.get(wish, param == "prompt"), fields.get("parse_special", True)
-        ids = encode(given, service, param, add_special=special, parse_special=parse)
-    said: Json = {"tokens": ids, "count": len(ids), "max_model_len": service.max_sequence}
+        ids = encode(given, model, param, add_special=special, parse_special=parse)
+    said: Json = {"tokens": ids, "count": len(ids), "max_model_len": model.context_tokens}
     shown = fields.get("return_token_strs", False) or fields.get("with_pieces", False)
-    if shown and service.tokenizer is not None:
-        said["token_strs"] = [service.tokenizer.decode([token], skip_special=False) for token in ids]
+    if shown and model.tokenizer is not None:
+        said["token_strs"] = [model.tokenizer.decode([token], skip_special=False) for token in ids]
     return said
 
 
-def _text(fields: BodyFields, service: Service) -> Json:
+def _text(fields: BodyFields, model: ServedModel) -> Json:
     """Answers /detokenize. Raises ApiError."""
-    if service.tokenizer is None:
+    if model.tokenizer is None:
         raise refused("the model has no tokenizer", "tokens")
-    tokens, most = fields.get("tokens"), service.max_sequence
+    tokens, most = fields.get("tokens"), model.context_tokens
     if len(tokens) > most:
         raise fields.wrong("tokens", f"has more than {most} tokens, all that the context has")
-    found = service.tokenizer.decode(read_token_ids(tokens, "tokens", service), skip_special=False)
+    found = model.tokenizer.decode(read_token_ids(tokens, "tokens", model), skip_special=False)
     return {"prompt": found, "content": found}
 
 
-LOOKUPS: Final[Mapping[str, tuple[str, t.JsonSchema, Callable[[BodyFields, Service], Json]]]] = {
+LOOKUPS: Final[Mapping[str, tuple[str, t.JsonSchema, Callable[[BodyFields, ServedModel], Json]]]] = {
     "/tokenize": ("The tokens of a text or a chat", _TOKENIZE, _tokens),
     "/detokenize": ("The text of tokens", _DETOKENIZE, _text),
     "/v1/messages/count_tokens": ("The tokens of such a request", COUNT, count_tokens),

@@ -1,8 +1,11 @@
 """Ollama's API: reads chats, completions and embeddings; writes JSON lines."""
 
 import json
+import math
+import re
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Final
@@ -13,9 +16,17 @@ from tpiedge.api.embeddings import INPUT, POOLED, VectorFormat, embedded, unit_v
 from tpiedge.api.errors import ApiError, ollama_error, refused
 from tpiedge.api.formats import AnswerForm, AnswerFormat, Json, json_bytes
 from tpiedge.api.openai import function_call, given, parse_as_chat
-from tpiedge.api.parsed import MAX_TOOLS, MODEL, SAMPLING, TOP_LOGPROBS, AnsweredAtOnce, ParsedRequest
+from tpiedge.api.parsed import (
+    MAX_TOOLS,
+    MODEL,
+    SAMPLING,
+    TOP_LOGPROBS,
+    AnsweredAtOnce,
+    FormatName,
+    ParsedRequest,
+)
 from tpiedge.api.transcript import TextPiece, call_id, joined
-from tpiedge.local.service import Service
+from tpiedge.local.served_models import ServedModel
 from tpiedge.model.call_reader import CallEnded
 from tpiedge.model.output import OutputText
 from tpiedge.wire.requests import Sampling
@@ -44,8 +55,18 @@ _RESULT: Final = {"tool_call_id": t.text(), "tool_name": t.text(), "name": t.tex
 _MESSAGES: Final = t.tagged(
     "role", **dict.fromkeys(("system", "user", "assistant"), t.body(**_SAID)), tool=t.body(**_SAID | _RESULT)
 )
+_KEEP: Final[dict[str, t.JsonSchema]] = {
+    "keep_alive": t.any_of(
+        {"type": "number"},
+        {"type": "string", "maxLength": 40},
+        {"type": "null"},
+        description="How long the weights stay in memory without requests: seconds, or a duration like 5m; 0: not at "
+        "all; negative: for ever.",
+    )
+}
 _ANSWERING: Final[dict[str, t.JsonSchema]] = {
     **FORM,
+    **_KEEP,
     "model": MODEL,
     "stream": t.flag("Whether the answer comes in lines of JSON.", default=True),
     "options": t.optional(
@@ -78,8 +99,10 @@ _GENERATE: Final = t.body(
     **dict.fromkeys(("suffix", "template"), t.unsupported("")),
     images=_NO_IMAGES,
 )
-_NEW_EMBED: Final = t.body("input", **POOLED, input=INPUT)
-_OLD_EMBED: Final = t.body("prompt", **POOLED, prompt=t.TEXT)
+_NEW_EMBED: Final = t.body("input", **POOLED, **_KEEP, input=INPUT)
+_OLD_EMBED: Final = t.body("prompt", **POOLED, **_KEEP, prompt=t.TEXT)
+_UNITS: Final = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_DURATION: Final = re.compile(rf"([0-9]*\.?[0-9]+)({'|'.join(_UNITS)})")
 _THERE: Final = "on the master's computer"
 ABSENT: Final[Mapping[str, tuple[tuple[str, ...], str]]] = {
     "/api/pull": (("POST",), f"models are fetched {_THERE}: run 'tpiedge pull NAME'"),
@@ -101,7 +124,7 @@ ABSENT: Final[Mapping[str, tuple[tuple[str, ...], str]]] = {
 """Routes of Ollama that are refused, by path: (methods, what to do instead)."""
 
 
-def _read_chat(fields: t.BodyFields, service: Service) -> ParsedRequest:
+def _read_chat(fields: t.BodyFields, model: ServedModel) -> ParsedRequest:
     """Reads a chat. Tool results without ids have the order of their calls."""
     chat, messages = _chat_fields(fields), list[Json]()
     for role, message in fields.kinds("messages", _MESSAGES, "role"):
@@ -121,20 +144,20 @@ def _read_chat(fields: t.BodyFields, service: Service) -> ParsedRequest:
             said["name"] = message.get("tool_name") or message.get("name")
         messages.append(said)
     if not messages:
-        raise _loaded(fields, service, {"message": {"role": "assistant", "content": ""}})
+        raise _loaded(fields, model, {"message": {"role": "assistant", "content": ""}})
     chat["messages"] = messages
     # If the last message is an assistant's, the answer continues it.
     chat["continue_final_message"] = messages[-1]["role"] == "assistant" and "tool_calls" not in messages[-1]
     chat |= given(fields, "tools")
-    return parse_as_chat(chat, fields, service, "ollama-chat", _NAMES)
+    return replace(parse_as_chat(chat, fields, model, "ollama-chat", _NAMES), keep_s=_keep_s(fields))
 
 
-def _read_generate(fields: t.BodyFields, service: Service) -> ParsedRequest:
+def _read_generate(fields: t.BodyFields, model: ServedModel) -> ParsedRequest:
     chat = _chat_fields(fields)
     raw, system, prompt = fields.get("raw", False), fields.get("system"), fields.get("prompt")
     if not prompt:
-        raise _loaded(fields, service, {"response": ""})
-    if raw or service.template is None:  # without the model's template
+        raise _loaded(fields, model, {"response": ""})
+    if raw or model.template is None:  # without the model's template
         chat.pop("chat_template_kwargs", None)
         top = chat.pop("top_logprobs", None)
         if chat.pop("logprobs", False):
@@ -146,13 +169,36 @@ def _read_generate(fields: t.BodyFields, service: Service) -> ParsedRequest:
     else:
         told = [{"role": "system", "content": system}] if system else []
         chat["messages"] = [*told, {"role": "user", "content": prompt}]
-    return parse_as_chat(chat, fields, service, "ollama-generate", _NAMES | {"messages": "prompt"})
+    parsed = parse_as_chat(chat, fields, model, "ollama-generate", _NAMES | {"messages": "prompt"})
+    return replace(parsed, keep_s=_keep_s(fields))
 
 
-def _loaded(fields: t.BodyFields, service: Service, said: Json) -> AnsweredAtOnce:
-    """Answers a request without a prompt, which only loads the model."""
-    head = {"model": service.model().name, "created_at": moment(time.time())}
-    return AnsweredAtOnce({**head, **said, "done": True, "done_reason": "load"}, fields.ignored)
+def _read_vectors(fields: t.BodyFields, model: ServedModel, key: str, form: FormatName) -> ParsedRequest:
+    return replace(embedded(fields, model, key, form), keep_s=_keep_s(fields))
+
+
+def _keep_s(fields: t.BodyFields) -> float | None:
+    """Reads `keep_alive` in seconds; infinity if it is negative. Raises ApiError."""
+    value = fields.get("keep_alive")
+    if isinstance(value, str):
+        bare = value.strip().removeprefix("-")
+        parts = _DURATION.findall(bare)
+        if bare.isdecimal():
+            seconds = float(bare)
+        elif bare and "".join(map("".join, parts)) == bare:
+            seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
+        else:
+            raise fields.wrong("keep_alive", "is no duration: give seconds, or one like 5m or 1h30m")
+        value = -seconds if value.strip().startswith("-") else seconds
+    return math.inf if value is not None and value < 0 else value
+
+
+def _loaded(fields: t.BodyFields, model: ServedModel, said: Json) -> AnsweredAtOnce:
+    """Answers a request without a prompt, which only loads the model or, with a `keep_alive` of 0, unloads it."""
+    keep_s = _keep_s(fields)
+    end = {"done": True, "done_reason": "unload" if keep_s == 0 else "load"}
+    head = {"model": model.name, "created_at": moment(time.time())}
+    return AnsweredAtOnce({**head, **said, **end}, fields.ignored, model.digest, keep_s)
 
 
 def _chat_fields(fields: t.BodyFields) -> Json:
@@ -284,7 +330,7 @@ GENERATE: Final = AnswerForm(
     "/api/generate", "Continue a text, as Ollama does", "generate", _GENERATE, _read_generate, OllamaFormat
 )
 _NEW, _OLD = "Vectors of texts, as of Ollama", "A vector of a text, as of older versions of Ollama"
-_read_new_embed = partial(embedded, key="input", form="ollama-embed")
-_read_old_embed = partial(embedded, key="prompt", form="ollama-embeddings")
+_read_new_embed = partial(_read_vectors, key="input", form="ollama-embed")
+_read_old_embed = partial(_read_vectors, key="prompt", form="ollama-embeddings")
 EMBED: Final = AnswerForm("/api/embed", _NEW, "embed", _NEW_EMBED, _read_new_embed, OllamaVectors)
 OLD_EMBED: Final = AnswerForm("/api/embeddings", _OLD, "embed", _OLD_EMBED, _read_old_embed, OllamaVectors)

@@ -18,7 +18,7 @@ from tpiedge.api.tools import TOOLS, read_tools, tool_form
 from tpiedge.api.transcript import EchoedPrompt, TextPiece, call_id, joined
 from tpiedge.engine.sampling import MAX_LOGPROBS
 from tpiedge.errors import UserError
-from tpiedge.local.service import Service
+from tpiedge.local.served_models import ServedModel
 from tpiedge.model.call_reader import CallArguments, CallBegun, CallEnded
 from tpiedge.model.chat_prompt import chat_prompt
 from tpiedge.model.output import REASONING_END, OutputForm, OutputPart, OutputText, Thinking, thinking_after
@@ -58,7 +58,7 @@ _COMPLETION: Final = t.body(
 )
 
 
-def _read_chat(fields: t.BodyFields, service: Service) -> p.ParsedRequest:
+def _read_chat(fields: t.BodyFields, model: ServedModel) -> p.ParsedRequest:
     wanted, top = fields.get("logprobs", False), fields.get("top_logprobs")
     if top is not None and not wanted:
         raise fields.wrong("top_logprobs", "needs 'logprobs': true")
@@ -68,35 +68,35 @@ def _read_chat(fields: t.BodyFields, service: Service) -> p.ParsedRequest:
     newer = p.read_limit(fields, "max_completion_tokens", 1)
     if maximum is not None and newer not in (None, maximum):
         raise refused("'max_tokens' and 'max_completion_tokens' differ: give one", "max_tokens")
-    sampling = p.read_sampling(fields, service, logprobs)
+    sampling = p.read_sampling(fields, model, logprobs)
     tools = read_tools(fields)
     older = tools.field == "functions"
-    form, form_param = read_grammar(fields, service)
+    form, form_param = read_grammar(fields, model)
     goes_on = fields.get("continue_final_message", False)
     messages = read_messages(fields, goes_on=goes_on)
     if goes_on and messages[-1]["role"] != "assistant":
         raise fields.wrong("continue_final_message", "needs a last message of the assistant")
-    calls = tool_form(tools, service)
-    grammar = call_or_form_grammar(tools, calls, form, form_param, service)
+    calls = tool_form(tools, model)
+    grammar = call_or_form_grammar(tools, calls, form, form_param, model)
     formed = grammar is not None
-    ids, thinking = rendered(fields, messages, service, tools.shown, goes_on=goes_on, formed=formed)
+    ids, thinking = rendered(fields, messages, model, tools.shown, goes_on=goes_on, formed=formed)
     if grammar is None and not fields.get("ignore_eos", False):
         try:
-            grammar = begun_call_grammar(tools, calls, thinking, service)
+            grammar = begun_call_grammar(tools, calls, thinking, model)
         except SchemaTooLarge:
             fields.ignore_within(tools.field, "parameters" if older else "function.parameters")
     speech = OutputForm(calls, tools.read_as(calls), tools.several, thinking, bool(tools.required))
     param = form_param if form_param and not tools.required else "tools" if grammar else ""
     reply = replace(reply, speech=speech, grammar=param, functions=older, goes_on=goes_on)
-    limit = p.answer_limit("messages", maximum if newer is None else newer, len(ids), service)
-    request = p.request_of(ids, limit, sampling, fields, grammar, service)
+    limit = p.answer_limit("messages", maximum if newer is None else newer, len(ids), model)
+    request = p.request_of(ids, limit, sampling, fields, grammar, model)
     return p.ParsedRequest((p.Choice(request),), reply, fields.ignored, fields.get("n") or 1)
 
 
 def rendered(
     fields: t.BodyFields,
     messages: Sequence[Json],
-    service: Service,
+    model: ServedModel,
     tools: Sequence[Mapping[str, Any]] = (),
     *,
     goes_on: bool = False,
@@ -105,8 +105,8 @@ def rendered(
     """Returns (the prompt's ids, how reasoning may begin). `formed`: a grammar forms the answer. `goes_on`: the answer
     continues the last message. Raises ApiError."""
     told = (*message_texts(messages), *(json.dumps(tool, ensure_ascii=False) for tool in tools))
-    p.check_characters("messages", told, service)
-    template = service.template
+    p.check_characters("messages", told, model)
+    template = model.template
     if template is None:
         raise refused(
             "the model has no chat template, so it continues texts and answers no messages: send a text to "
@@ -122,11 +122,11 @@ def rendered(
     thinking = thinking_after(text, template.source(tools=bool(tools)), begun)
     if formed:
         text, thinking = (text + REASONING_END if thinking == "begun" else text), ""
-    return p.encode(text, service, "messages", add_special=False), thinking
+    return p.encode(text, model, "messages", add_special=False), thinking
 
 
 def parse_as_chat(
-    chat: Json, fields: t.BodyFields, service: Service, form: p.FormatName, names: Mapping[str, str]
+    chat: Json, fields: t.BodyFields, model: ServedModel, form: p.FormatName, names: Mapping[str, str]
 ) -> p.ParsedRequest:
     """Parses `chat`, made from `fields`. `names` maps names in `chat` to names in `fields`. Raises ApiError."""
     for key, value in given(fields, *CONSTRAINTS).items():
@@ -136,9 +136,9 @@ def parse_as_chat(
         if key not in chat:
             names = {ours: own for ours, own in names.items() if ours.partition(".")[0] != key}
         chat[key] = value
-    chat, read = {"model": service.model().name, **chat}, COMPLETION if "prompt" in chat else CHAT
+    chat, read = {"model": model.name, **chat}, COMPLETION if "prompt" in chat else CHAT
     try:
-        parsed = read.parse(chat, service)
+        parsed = read.read(t.BodyFields(chat, read.table), model)
     except ApiError as error:
         for ours, theirs in names.items():
             error.message = error.message.replace(f"'{ours}'", f"'{theirs}'")
@@ -168,25 +168,25 @@ def given(fields: t.BodyFields, *same: str, **renamed: str) -> Json:
     return {ours: fields.get(theirs) for theirs, ours in names.items() if fields.get(theirs) is not None}
 
 
-def _read_text(fields: t.BodyFields, service: Service) -> p.ParsedRequest:
+def _read_text(fields: t.BodyFields, model: ServedModel) -> p.ParsedRequest:
     logprobs, maximum = fields.get("logprobs"), p.read_limit(fields, "max_tokens", 0)
     reply = p.read_reply(fields, "completion", logprobs)
-    sampling = p.read_sampling(fields, service, logprobs)
+    sampling = p.read_sampling(fields, model, logprobs)
     count, echo = fields.get("n") or 1, fields.get("echo", False)
     if fields.get("best_of") not in (None, count):
         raise fields.wrong("best_of", "is not supported", "unsupported_parameter")
-    grammar, param = read_grammar(fields, service)
+    grammar, param = read_grammar(fields, model)
     prompts = p.read_prompts(fields, "prompt")
     if count * len(prompts) > p.MAX_CHOICES:
         why = f"{len(prompts)} prompts with {count} answers each: at most {p.MAX_CHOICES} in all"
         raise refused(why, "prompt")
     choices = []
     for number, prompt in enumerate(prompts):
-        ids = p.read_token_ids(prompt, "prompt", service)
-        limit = p.answer_limit("prompt", _TOKENS if maximum is None else maximum, len(ids), service)
-        request = p.request_of(ids, limit, sampling, fields, grammar, service)
+        ids = p.read_token_ids(prompt, "prompt", model)
+        limit = p.answer_limit("prompt", _TOKENS if maximum is None else maximum, len(ids), model)
+        request = p.request_of(ids, limit, sampling, fields, grammar, model)
         request = replace(request, prompt_scores=echo and logprobs is not None)
-        echoed = EchoedPrompt.of(prompt, ids, service.tokenizer) if echo else None
+        echoed = EchoedPrompt.of(prompt, ids, model.tokenizer) if echo else None
         choices.append(p.Choice(request, number, echoed))
     reply = replace(reply, grammar=param, goes_on=True)
     return p.ParsedRequest(tuple(choices), reply, fields.ignored, count)

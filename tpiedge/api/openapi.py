@@ -9,7 +9,7 @@ from starlette.responses import JSONResponse, Response
 
 from tpiedge import __version__
 from tpiedge.api import fields as t
-from tpiedge.api.admin import NOTHING, word_body
+from tpiedge.api.admin import NOTHING, USE, word_body
 from tpiedge.api.completions import ANSWER_FORMS
 from tpiedge.api.guard import LINK_PATH
 from tpiedge.api.lookups import LOOKUPS
@@ -45,6 +45,7 @@ _POSTED: Final[Mapping[str, tuple[str, t.JsonSchema]]] = {
     "/admin/nodes/revoke": ("Revoke a worker", _WORKER),
     "/admin/nodes/drain": ("Drain a worker", _WORKER),
     "/admin/nodes/undrain": ("Undrain a worker", _WORKER),
+    "/admin/model": ("Serve another model as soon as no request runs or waits", USE),
     "/admin/tokens": ("Make a token and lines that install and start one more worker", NOTHING),
     "/admin/nodes/clear": ("Retry a worker that is left out", _WORKER),
 }

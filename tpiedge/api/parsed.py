@@ -16,6 +16,7 @@ from tpiedge.engine import sampling as limits
 from tpiedge.engine.sampling import MAX_LOGPROBS, MAX_SEED
 from tpiedge.errors import UserError
 from tpiedge.local.prepare import USUAL
+from tpiedge.local.served_models import ServedModel, UnknownModel
 from tpiedge.local.service import Service
 from tpiedge.model.output import OutputForm
 from tpiedge.model.tokenizer import TooManyTokens
@@ -73,27 +74,32 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class ParsedRequest:
-    """A request. `prompts`: each prompt's first choice. `each`: choices per prompt."""
+    """A request. `prompts`: each prompt's first choice. `each`: choices per prompt. `keep_s`: how long the weights
+    should stay in memory afterwards; None: unsaid."""
 
     prompts: tuple[Choice, ...]
     reply: Reply
     ignored: tuple[str, ...]
     each: int = 1
+    keep_s: float | None = None
 
 
 @dataclass(eq=False)
 class AnsweredAtOnce(Exception):
-    """Raised if the model has nothing to do. `body`: the answer."""
+    """Raised if the model has nothing to do but, perhaps, to be loaded. `body`: the answer. `keep_s`: see
+    ParsedRequest."""
 
     body: dict[str, object]
     ignored: tuple[str, ...]
+    model: str
+    keep_s: float | None
 
 
 _STOP: Final[t.JsonSchema] = {"type": "string", "minLength": 1, "maxLength": _MAX_STOP_CHARACTERS}
 MODEL: Final[t.JsonSchema] = {
     **t.TEXT,
     "type": ["string", "null"],
-    "description": "The name of the model that is served, or an alias of it; without, the served one.",
+    "description": "The name of a model; without, the served one.",
 }
 TOKEN_IDS: Final[t.JsonSchema] = {"type": "array", "items": {"type": "integer", "minimum": 0}}
 STREAM: Final = t.flag("Whether the answer comes as server-sent events.")
@@ -149,13 +155,12 @@ def prompts(most: int, description: str) -> t.JsonSchema:
     return t.any_of(t.TEXT, TOKEN_IDS, *lists, description=description)
 
 
-def check_model(fields: BodyFields, service: Service) -> None:
-    """Raises ApiError if the request names another model."""
-    # Ollama's clients append ":latest" to a name.
-    model, served = fields.get("model"), service.model()
-    if model and not any(map(served.is_called, (model, model.removesuffix(":latest")))):
-        message = f"the model {model[:100]!r} is not served here; {served.name!r} is"
-        raise ApiError(404, message, "model_not_found", param="model")
+def named_model(fields: BodyFields, service: Service) -> ServedModel:
+    """Finds the model that the request names, or the served one. May open a model. Raises ApiError."""
+    try:
+        return service.model(fields.get("model") or "")
+    except UnknownModel as error:
+        raise ApiError(404, str(error), "model_not_found", param="model") from None
 
 
 def read_reply(fields: BodyFields, form: FormatName, logprobs: int | None) -> Reply:
@@ -183,9 +188,9 @@ def read_limit(fields: BodyFields, key: str, low: int) -> int | None:
     return value
 
 
-def read_sampling(fields: BodyFields, service: Service, logprobs: int | None) -> Sampling:
+def read_sampling(fields: BodyFields, model: ServedModel, logprobs: int | None) -> Sampling:
     """Reads how tokens are drawn. `logprobs`: see Reply. Raises ApiError."""
-    get, seed, default = fields.get, fields.get("seed"), service.usual_sampling
+    get, seed, default = fields.get, fields.get("seed"), model.usual_sampling
     return Sampling(
         temperature=get("temperature", default.temperature),
         top_k=max(get("top_k", default.top_k), 0),
@@ -195,7 +200,7 @@ def read_sampling(fields: BodyFields, service: Service, logprobs: int | None) ->
         repetition_penalty=get("repetition_penalty", default.repetition_penalty),
         presence_penalty=get("presence_penalty", default.presence_penalty),
         frequency_penalty=get("frequency_penalty", default.frequency_penalty),
-        logit_bias=_logit_bias(fields, service.vocab_size),
+        logit_bias=_logit_bias(fields, model.vocab_size),
         seed=secrets.randbits(64) if seed is None else seed % (MAX_SEED + 1),
         # The drawn token's own log probability comes with at least one alternative.
         logprobs=0 if logprobs is None else max(1, logprobs),
@@ -228,16 +233,16 @@ def read_prompts(fields: BodyFields, key: str) -> list[Any]:
     return [value]
 
 
-def read_token_ids(value: str | Sequence[object], param: str, service: Service) -> tuple[int, ...]:
+def read_token_ids(value: str | Sequence[object], param: str, model: ServedModel) -> tuple[int, ...]:
     if isinstance(value, str):
-        return encode(value, service, param, add_special=True)
-    ids = [token for token in value if type(token) is int and 0 <= token < service.vocab_size]
+        return encode(value, model, param, add_special=True)
+    ids = [token for token in value if type(token) is int and 0 <= token < model.vocab_size]
     if len(ids) < len(value):
-        raise refused(f"'{param}' has an entry that is not a token id below {service.vocab_size}", param)
+        raise refused(f"'{param}' has an entry that is not a token id below {model.vocab_size}", param)
     return tuple(ids)
 
 
-def answer_limit(prompt: str, maximum: int | None, prompt_tokens: int, service: Service) -> int:
+def answer_limit(prompt: str, maximum: int | None, prompt_tokens: int, model: ServedModel) -> int:
     """Returns the largest number of tokens for the answer: `maximum`, or what fits. `prompt`: the prompt's field.
     Raises ApiError."""
     if not prompt_tokens:
@@ -245,10 +250,10 @@ def answer_limit(prompt: str, maximum: int | None, prompt_tokens: int, service: 
     size = f"the prompt has {prompt_tokens} tokens"
     if prompt_tokens > MAX_PROMPT_TOKENS:
         raise PromptTooLong(size, prompt_tokens, MAX_PROMPT_TOKENS, prompt)
-    room = service.max_sequence - prompt_tokens
+    room = model.context_tokens - prompt_tokens
     if room < (0 if maximum == 0 else 1):
-        needed = max(prompt_tokens, service.max_sequence + 1)  # with a token of the answer
-        raise PromptTooLong(size, needed, service.max_sequence, prompt)
+        needed = max(prompt_tokens, model.context_tokens + 1)  # with a token of the answer
+        raise PromptTooLong(size, needed, model.context_tokens, prompt)
     return min(room, ANSWER_TOKENS if maximum is None else maximum, MAX_ANSWER_TOKENS)
 
 
@@ -258,7 +263,7 @@ def request_of(
     sampling: Sampling,
     fields: BodyFields,
     grammar: Grammar | None,
-    service: Service,
+    model: ServedModel,
 ) -> GenerationRequest:
     ignore_eos = fields.get("ignore_eos", False)
     if grammar is not None and ignore_eos:
@@ -266,27 +271,27 @@ def request_of(
             "'ignore_eos' does not go with a grammar, which decides where the answer ends", "ignore_eos"
         )
     return GenerationRequest(
-        "", ids, limit, sampling, service.eos_ids, ignore_eos, keep_prefix=True, grammar=grammar
+        "", ids, limit, sampling, model.eos_ids, ignore_eos, keep_prefix=True, grammar=grammar
     )
 
 
-def check_characters(param: str, texts: Sequence[str], service: Service) -> None:
+def check_characters(param: str, texts: Sequence[str], model: ServedModel) -> None:
     characters = sum(map(len, texts))
-    if characters > service.max_sequence * _CHARACTERS_PER_TOKEN:
+    if characters > model.context_tokens * _CHARACTERS_PER_TOKEN:
         tokens = math.ceil(characters / _CHARACTERS_PER_TOKEN)
         size = f"'{param}' has {characters} characters"
-        raise PromptTooLong(size, tokens, service.max_sequence, param, "".join(texts))
+        raise PromptTooLong(size, tokens, model.context_tokens, param, "".join(texts))
 
 
 def encode(
-    text: str, service: Service, param: str, *, add_special: bool, parse_special: bool = True
+    text: str, model: ServedModel, param: str, *, add_special: bool, parse_special: bool = True
 ) -> tuple[int, ...]:
-    check_characters(param, [text], service)
-    if service.tokenizer is None:
+    check_characters(param, [text], model)
+    if model.tokenizer is None:
         raise refused("the model has no tokenizer: send token ids to /v1/completions", param)
-    limit = service.max_sequence
+    limit = model.context_tokens
     try:
-        ids = service.tokenizer.encode(text, add_special=add_special, parse_special=parse_special, most=limit)
+        ids = model.tokenizer.encode(text, add_special=add_special, parse_special=parse_special, most=limit)
         return tuple(ids)
     except TooManyTokens as error:
         why = f"'{param}' has more than {limit} tokens"
@@ -295,9 +300,9 @@ def encode(
         raise refused(str(error), param) from None
 
 
-def tokens_in(text: str, service: Service) -> int:
+def tokens_in(text: str, model: ServedModel) -> int:
     """Counts the tokens of a text; estimates those of a long text."""
-    if service.tokenizer is None:
+    if model.tokenizer is None:
         return 0
-    count = service.tokenizer.count(text[:_COUNTED_CHARACTERS])
+    count = model.tokenizer.count(text[:_COUNTED_CHARACTERS])
     return math.ceil(count * max(1.0, len(text) / _COUNTED_CHARACTERS))

@@ -141,8 +141,8 @@ def accepted_lines(accepted: AcceptedRequest) -> bytes:
     return head + record.line(msgspec.to_builtins(accepted))
 
 
-def read_record(data: bytes, pack: str) -> AnswerRecord | None:
-    """Reads a file; returns None without a complete request. `pack`: the id of the weights. Raises DamagedRecord,
+def read_record(data: bytes, *packs: str) -> AnswerRecord | None:
+    """Reads a file; returns None without a complete request. `packs`: ids of known weights. Raises DamagedRecord,
     UnknownRecordVersion, OtherModel."""
     size = data.rfind(b"\n") + 1
     first, end, rest = data.partition(b"\n")
@@ -152,7 +152,7 @@ def read_record(data: bytes, pack: str) -> AnswerRecord | None:
         head = _value(first)
         if head["version"] != RECORD_VERSION:
             raise UnknownRecordVersion(str(head["version"]))
-        if str(head["pack"]) != pack:
+        if str(head["pack"]) not in packs:
             raise OtherModel
     lines = rest.split(b"\n")[:-1]
     if not lines:
@@ -214,10 +214,10 @@ def _value(line: bytes) -> Any:
 
 
 class RecordFolder:
-    """Records of one master; `pack`: the weights' id. Thread-safe. Raises UserError."""
+    """Records of one master; `packs`: ids of the weights that it can serve. Thread-safe. Raises UserError."""
 
-    def __init__(self, folder: Path, pack: str) -> None:
-        self.pack = pack
+    def __init__(self, folder: Path, *packs: str) -> None:
+        self._packs = packs
         self._folder = private_folder(folder)
         self._log = RateLimitedLog(_log)
         self._lock = threading.Lock()
@@ -248,15 +248,17 @@ class RecordFolder:
                 return
         chore()
 
-    def found(self, tokenizer: Tokenizer | None = None) -> list[record.FoundAnswer]:
-        """Returns this model's undelivered answers, oldest first. Call it before all other methods. Sets bad records
-        aside. Raises UserError."""
+    def found(
+        self, tokenizer: Callable[[str], Tokenizer | None] = lambda _: None
+    ) -> list[record.FoundAnswer]:
+        """Returns undelivered answers of known models, oldest first. Call it before all other methods. Sets bad records
+        aside. `tokenizer(pack)` returns a model's. Raises UserError."""
         found, others = [], []
         for path in records_in(self._folder):
             with _usable(path):
                 data = private_bytes(path, _MOST_BYTES)
                 try:
-                    read = read_record(data, self.pack)
+                    read = read_record(data, *self._packs)
                 except OtherModel:
                     others.append(path)
                     continue
@@ -273,7 +275,7 @@ class RecordFolder:
                     file = record.RecordFile(
                         path, os.open(path, os.O_WRONLY | os.O_APPEND | _FLAGS), self._log, self.later
                     )
-                    question = read.accepted.question(tokenizer)
+                    question = read.accepted.question(tokenizer(read.accepted.pack))
                     found.append(record.FoundAnswer(question, file, read.said))
         excess = sorted([*others, *records_in(self._folder, _SET_ASIDE)], key=_number_of)[:-MOST_OTHERS]
         for path in excess:

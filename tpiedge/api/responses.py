@@ -14,7 +14,7 @@ from tpiedge.api.messages import TEXT_PART, content_text
 from tpiedge.api.openai import function_call, function_tool, given, parse_as_chat
 from tpiedge.api.tools import FUNCTION, is_function
 from tpiedge.api.transcript import TextPiece, call_id
-from tpiedge.local.service import Service
+from tpiedge.local.served_models import ServedModel
 from tpiedge.model.call_reader import CallArguments, CallBegun, CallEnded
 from tpiedge.model.output import OutputText
 
@@ -91,7 +91,7 @@ _DESCRIBED: Final = ("name", "schema", "strict", "description")
 _FORMAT: Final = t.body(type=t.TEXT, **{key: {} for key in _DESCRIBED})
 
 
-def _read_response(fields: t.BodyFields, service: Service) -> p.ParsedRequest:
+def _read_response(fields: t.BodyFields, model: ServedModel) -> p.ParsedRequest:
     if fields.get("truncation") == "auto":
         fields.ignore("truncation")
     chat: Json = {"stream": fields.get("stream", False)}
@@ -123,7 +123,7 @@ def _read_response(fields: t.BodyFields, service: Service) -> p.ParsedRequest:
     chat["tool_choice"] = _tool_choice(fields, choice) if isinstance(choice, dict) else choice
     told = given(fields, instructions="content")
     chat["messages"] = [*([{"role": "system", **told}] if told else []), *_input(fields)]
-    parsed = parse_as_chat(chat, fields, service, "response", _NAMES)
+    parsed = parse_as_chat(chat, fields, model, "response", _NAMES)
     echo: Json = {}
     for key in _ECHOED:
         more = {**echo, key: fields.values.get(key)}

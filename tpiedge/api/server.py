@@ -136,7 +136,7 @@ class Api:
     async def _ready(self, _request: Request) -> Response:
         """Answers /ready. Names no machines, because the route needs no key."""
         status = self._service.status()
-        if status.ready:
+        if status.ready or status.asleep:  # the next request wakes the cluster
             return JSONResponse({"ready": True})
         reason = f"the thread {status.failed} failed" if status.failed else _NOT_READY
         return JSONResponse({"ready": False, "reason": reason}, 503, {"Retry-After": "5"})
@@ -190,7 +190,11 @@ class ApiServer:
         self._shelf = AnswerShelf(service, grace_s)
         try:
             #: How many answers of the previous server were resumed.
-            self.recovered = 0 if records is None else self._shelf.recover(records.found(service.tokenizer))
+            self.recovered = (
+                0
+                if records is None
+                else self._shelf.recover(records.found(lambda pack: service.packed(pack).tokenizer))
+            )
         except BaseException:
             self._http.close()
             raise

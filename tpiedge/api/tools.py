@@ -11,7 +11,7 @@ from tpiedge.api.errors import refused
 from tpiedge.api.fields import BodyFields
 from tpiedge.api.grammar_schema import GrammarSchema
 from tpiedge.api.parsed import MAX_TOOL_NAME, MAX_TOOLS
-from tpiedge.local.service import Service
+from tpiedge.local.served_models import ServedModel
 from tpiedge.model.call_reader import CallForm, ReadTool, call_form
 
 _Names = Sequence[str]
@@ -115,12 +115,12 @@ def is_function(fields: BodyFields, where: str, tool: Mapping[str, object], know
     return False
 
 
-def tool_form(tools: ParsedTools, service: Service) -> CallForm:
+def tool_form(tools: ParsedTools, model: ServedModel) -> CallForm:
     """Finds how the model writes calls; "" without tools. Raises ApiError."""
     if not tools.shown:
         return ""
-    template = service.template.source(tools=True) if service.template is not None else ""
-    name = service.model().name
+    template = model.template.source(tools=True) if model.template is not None else ""
+    name = model.name
     form = call_form(template) if "tools" in template else ""
     if not form:
         why = ": its chat template knows none; use another model"

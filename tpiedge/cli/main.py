@@ -59,6 +59,7 @@ VERBS = {
     "token": ("cli.token:token", "Make, list and revoke tokens, with which new workers join."),
     "keys": ("cli.keys:keys", "Make, list and revoke API keys, with which phones and programs use the API."),
     "master": ("cli.master:master", "Serve MODEL with this machine and the workers that join it."),
+    "use": ("cli.use:use", "Serve MODEL with the running master of this computer."),
     "worker": ("cli.worker:worker", "Join a master and compute a share of its model."),
     "service": (
         "cli.service:service",

@@ -43,6 +43,10 @@ def _aliases(names: tuple[str, ...]) -> tuple[str, ...]:
     return names
 
 
+def _listed(names: str | None) -> list[str] | None:
+    return None if names is None else [name.strip() for name in names.split(",") if name.strip()]
+
+
 def _as(read: Callable[..., Any], *more: object) -> Callable[[click.Context, click.Parameter, Any], Any]:
     return lambda _context, _option, value: read(value, *more)
 
@@ -131,6 +135,20 @@ def _as(read: Callable[..., Any], *more: object) -> Callable[[click.Context, cli
     name="aliases",
     multiple=True,
     callback=_as(_aliases),
+)
+@option(
+    "--switch",
+    "Whether requests for this computer's other models (tpiedge ls) are served, in turns.",
+    click.Choice(["auto", "off"]),
+    "auto",
+)
+@option("--models", "The only other models that may be served: NAME,NAME.", callback=_as(_listed))
+@option(
+    "--idle-unload",
+    "Seconds without requests after which the weights leave the memory of all machines; the next request loads them. "
+    " [default: never]",
+    Number(1, 1e9),
+    name="unload_s",
 )
 @option("--insecure", "Serve other machines without an API key.", is_flag=True)
 @option(

@@ -1,9 +1,10 @@
 """Starts and connects the parts of a running master."""
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -37,12 +38,14 @@ from tpiedge.launch.bootstrap import NOT_MEASURED, NodeBootstrap, Timing
 from tpiedge.launch.offer import Measurements, disk_bytes_per_s
 from tpiedge.local.distribution import INSTALL, make_installer
 from tpiedge.local.layout import Layout, chosen_context, chosen_kv_tokens, model_facts_of
-from tpiedge.local.prepare import PreparedModel
+from tpiedge.local.prepare import PreparedModel, prepare
+from tpiedge.local.served_models import ServedModel, ServedModels, served_model
 from tpiedge.local.service import Service
 from tpiedge.master.assignments import Served
 from tpiedge.master.master import Master
 from tpiedge.master.placement import OWN_NAME, NodePlacement
 from tpiedge.master.session_manager import RankZero
+from tpiedge.master.turns import Hosted
 from tpiedge.pack.files import FileLock, holder_of
 from tpiedge.pack.grids import grid_exponents
 from tpiedge.pack.manifest import manifest_bytes, pack_id
@@ -57,6 +60,7 @@ from tpiedge.supervision import Supervisor
 from tpiedge.transport.endpoint import CONTROL, FILES
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.transport.zeromq import ZmqHub
+from tpiedge.wire.epochs import Capacity
 
 RECORDS = "answers"  # name of the answers' folder in the master's
 
@@ -100,9 +104,6 @@ def master_parts(
     supervisor: Supervisor,
     certificate: Certificate | None,
 ) -> Iterator[tuple[Master, ApiServer, PairingHub]]:
-    alone = Layout(1, None, flags.node_threads, flags.offer.offered_bytes, flags.keeping)
-    context = chosen_context(model, alone, flags.context)
-    kv_tokens = chosen_kv_tokens(context, flags.kv_tokens)
     clock, timing = MonotonicClock(), Timing()
     listen = resolve(flags.listen)
     with ExitStack() as stack:
@@ -117,7 +118,9 @@ def master_parts(
         )
         stack.callback(rank_zero.close)
         # Measures at the first start: no worker joins before the master can answer.
-        placement = _placement(flags, model, rank_zero, kv_tokens, folder)
+        hosting = _Hosting(flags, rank_zero, folder, _measured(rank_zero, folder))
+        context = hosting.context(model, flags.context)
+        hosted = hosting.hosted(model, context, chosen_kv_tokens(context, flags.kv_tokens))
         hub = stack.enter_context(
             ZmqHub(listen.zmq, keys, MASTER, {}, plane=CONTROL, unknown=unknown_peer_policy(folder))
         )
@@ -133,30 +136,11 @@ def master_parts(
         files = ShipServer(files_hub, [model.pack], clock)
         files.start()
         stack.callback(files.close)
-        facts = model_facts_of(model)
-        served = Served(
-            model.pack.path.absolute(),
-            pack_id(manifest_bytes(model.pack.path)),
-            model.compute,
-            capacity_tokens=kv_tokens,
-            context_tokens=context,
-            sequences=flags.parallel,
-            speculate=flags.speculate,
-            collective=flags.collective,
-            wire=flags.wire,
-            kv=model.kv,
-            group_size=facts.shape.group_size,
-            kv_head_bytes=facts.num_layers * facts.kv_part_bytes / facts.kv_page_tokens,
-            grids=grid_exponents(model.pack),
-            apart=computed_apart(model.pack.storage, model.config.head_dim)
-            if model.pack.precision.quantised
-            else "",
-        )
         running = Master(
             hub,
             clock,
-            served,
-            placement,
+            hosted.served,
+            hosted.plan,
             rank_zero,
             registrar,
             timing=timing,
@@ -164,7 +148,19 @@ def master_parts(
             recovery_grace_s=flags.recovery_grace_s,
             prefetch=flags.spare == "auto",
         )
-        records = RecordFolder(folder / RECORDS, served.pack_id) if flags.journal else None
+
+        def open_pack(path: Path) -> ServedModel:
+            other = prepare(str(path), None, None, flags.cache, flags.kv)
+            length = hosting.context(other, flags.context and min(flags.context, other.context_tokens))
+            running.add_model(hosting.hosted(other, length, max(length, flags.kv_tokens or 0)))
+            files.add(other.pack)
+            return served_model(other, length)
+
+        only = [] if flags.switch == "off" else flags.models
+        first = served_model(model, context, flags.aliases)
+        models = ServedModels(first, model.pack.path, flags.cache, only, open_pack)
+        offered = models.offered
+        records = RecordFolder(folder / RECORDS, *(one.digest for one in offered)) if flags.journal else None
 
         @stack.push  # runs after what may fail or hang for a request
         def tell_order(kind: type[BaseException] | None, *_: object) -> None:
@@ -178,20 +174,19 @@ def master_parts(
             token = JoinToken(keys.public, secret, workers)
             return install_lines(folder, workers, token.text)
 
-        service = Service(
-            running, registrar, pairing, model, flags.aliases, context, supervisor, placement, invite
-        )
+        service = Service(running, registrar, pairing, models, supervisor, invite)
         api = ApiServer(
             service,
             flags.guard,
             flags.http,
-            Limits.of_context(context, flags.descriptors, flags.answer_s),
+            Limits.of_context(max(one.context_tokens for one in offered), flags.descriptors, flags.answer_s),
             tls=None if certificate is None else certificate.context,
             records=records,
             grace_s=max(flags.recovery_grace_s, 30.0),  # readers of the previous master need it to come back
         )
         stack.callback(running.close)
         stack.callback(api.close)  # first: the next master resumes unfinished answers
+        running.keep_weights(flags.unload_s or math.inf)
         running.start(int(time.time()))
         # Before the API starts: a killed master's file holds another secret.
         admin = folder / "admin.json"
@@ -207,31 +202,70 @@ def master_parts(
         yield running, api, pairing
 
 
-def _placement(
-    flags: SimpleNamespace, model: PreparedModel, rank_zero: RankZero, kv_tokens: int, folder: Path
-) -> NodePlacement:
-    """Raises UserError, or OutOfMemory if workers cannot help."""
-    shares = flags.shares
-    weights = None if shares is None else parse_shares(shares, len(shares.split(",")))
-    facts = model_facts_of(model, kv_tokens, sanitised_line(model.public_name, 200))
-    unmeasured = MachineFacts(0.0, rank_zero.memory_bytes, name=OWN_NAME, keeping=flags.keeping)
-    too_small = master_too_small(facts, unmeasured, weights)
-    if too_small is not None:
-        raise OutOfMemory(too_small)
-    packs = model.pack.path.absolute().parent
+def _measured(rank_zero: RankZero, folder: Path) -> Capacity:
     measurements = Measurements(folder, rank_zero.threads)
     report = measurements.recall()
     if report is None and (report := rank_zero.warm(measure=True).report(time.monotonic() + 60.0)):
         measurements.keep(report)
-    measured = report.capacity if report else NOT_MEASURED
-    own = replace(
-        unmeasured,
-        speed=measured.speed(facts.quantised),
-        disk_bytes_per_s=disk_bytes_per_s(folder, packs) or disk_bytes_per_s(folder, folder),
-        head_speed=measured.speed(facts.head_quantised),
-    )
+    return report.capacity if report else NOT_MEASURED
 
-    def now() -> MachineFacts:
-        return replace(own, memory_bytes=rank_zero.memory_bytes)
 
-    return NodePlacement(facts, now, flags.node_threads, weights, flags.min_workers)
+@dataclass(frozen=True)
+class _Hosting:
+    """Readies models for this master. `measured`: this machine's speeds."""
+
+    flags: SimpleNamespace
+    rank_zero: RankZero
+    folder: Path
+    measured: Capacity
+
+    def context(self, model: PreparedModel, wanted: int | None) -> int:
+        flags = self.flags
+        alone = Layout(1, None, flags.node_threads, flags.offer.offered_bytes, flags.keeping)
+        return chosen_context(model, alone, wanted)
+
+    def hosted(self, model: PreparedModel, context: int, kv_tokens: int) -> Hosted:
+        """Raises UserError, or OutOfMemory if workers cannot help."""
+        flags, facts = self.flags, model_facts_of(model)
+        served = Served(
+            model.pack.path.absolute(),
+            pack_id(manifest_bytes(model.pack.path)),
+            model.compute,
+            capacity_tokens=kv_tokens,
+            context_tokens=context,
+            sequences=flags.parallel,
+            speculate=flags.speculate,
+            collective=flags.collective,
+            wire=flags.wire,
+            kv=model.kv,
+            group_size=facts.shape.group_size,
+            kv_head_bytes=facts.num_layers * facts.kv_part_bytes / facts.kv_page_tokens,
+            grids=grid_exponents(model.pack),
+            name=sanitised_line(model.public_name, 200),
+            apart=computed_apart(model.pack.storage, model.config.head_dim)
+            if model.pack.precision.quantised
+            else "",
+        )
+        return Hosted(served, self._placement(model, kv_tokens))
+
+    def _placement(self, model: PreparedModel, kv_tokens: int) -> NodePlacement:
+        flags, folder, shares = self.flags, self.folder, self.flags.shares
+        weights = None if shares is None else parse_shares(shares, len(shares.split(",")))
+        facts = model_facts_of(model, kv_tokens, sanitised_line(model.public_name, 200))
+        packs = model.pack.path.absolute().parent
+        own = MachineFacts(
+            self.measured.speed(facts.quantised),
+            self.rank_zero.memory_bytes,
+            name=OWN_NAME,
+            keeping=flags.keeping,
+            disk_bytes_per_s=disk_bytes_per_s(folder, packs) or disk_bytes_per_s(folder, folder),
+            head_speed=self.measured.speed(facts.head_quantised),
+        )
+        too_small = master_too_small(facts, own, weights)
+        if too_small is not None:
+            raise OutOfMemory(too_small)
+
+        def now() -> MachineFacts:
+            return replace(own, memory_bytes=self.rank_zero.memory_bytes)
+
+        return NodePlacement(facts, now, flags.node_threads, weights, flags.min_workers)

@@ -69,14 +69,7 @@ class PreparedModel:
 
     @property
     def context_tokens(self) -> int:
-        """The usable positions, which RoPE scaling extends."""
-        rope, limit = self.config.rope, self.config.max_position_embeddings
-        match rope.kind:
-            case "linear":
-                return int(limit * rope.factor)
-            case "yarn":
-                return max(limit, int(rope.original_positions * rope.factor))
-        return limit
+        return self.config.context_tokens
 
     def described(self) -> dict[str, str]:
         return {

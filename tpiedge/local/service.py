@@ -1,105 +1,87 @@
 """A running master, for the HTTP API."""
 
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import Final
 
 from tpiedge.errors import UserError
 from tpiedge.joining.pairing_link import PairingHub
 from tpiedge.joining.registrar import Registrar
-from tpiedge.local.prepare import PreparedModel
+from tpiedge.local.served_models import ServedModel, ServedModels
 from tpiedge.master import loss_plans
 from tpiedge.master.counters import StepTimeline
 from tpiedge.master.history import ClusterEvent
 from tpiedge.master.journal import PendingAnswer, RequestLine
-from tpiedge.master.loss_plans import Forecast, PlaceNodes
+from tpiedge.master.loss_plans import Forecast
 from tpiedge.master.master import Master
 from tpiedge.master.reconciler import NotServing
 from tpiedge.master.status import ClusterStatus
-from tpiedge.model.template import ChatTemplate
-from tpiedge.model.tokenizer import Tokenizer
-from tpiedge.pack.manifest import manifest_bytes, pack_id
 from tpiedge.supervision import Supervisor
 from tpiedge.wire.control import AnswerPart
 from tpiedge.wire.requests import GenerationRequest
 
-
-@dataclass(frozen=True, slots=True)
-class ModelInfo:
-    """The served model and its weights. `created`: seconds since 1970; `context_tokens`: tokens of prompt and answer
-    together; `width`: numbers of an embedding; `digest`: 64 hexadecimal digits; `path`: where the model is on the
-    master's computer. Requests may name the model by `path`, but no client is told it. `ffn_part`: the FFN's part of a
-    layer's weights, 0 to 1."""
-
-    name: str
-    context_tokens: int
-    created: int
-    also_called: tuple[str, ...] = ()
-    width: int = 0
-    family: str = "llama"
-    precision: str = "f32"
-    nbytes: int = 0
-    digest: str = "0" * 64
-    path: str | None = None
-    pooling: str = "mean"
-    ffn_part: float = 0.5
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return (self.name, *self.also_called)
-
-    def is_called(self, name: str) -> bool:
-        return name in (self.path, *self.names)
+_TURN_S: Final = 5.0  # the control thread answers within a turn, unless it starts or ends rank 0's processes
+_BUSY: Final = "the master is busy: try again later"
 
 
 class Service:
-    """A master with its model, for any thread. Only `what_if` blocks. `usual_sampling`: requests' default.
-    `max_sequence`: context in tokens."""
+    """A master with its models, for any thread. `model`, `packed`, `use` and `what_if` may block."""
 
     def __init__(
         self,
         master: Master,
         registrar: Registrar,
         pairing: PairingHub,
-        model: PreparedModel,
-        aliases: Sequence[str],
-        max_sequence: int,
+        models: ServedModels,
         supervisor: Supervisor,
-        placement: PlaceNodes,
         invite: Callable[[], list[str]] = list,
     ) -> None:
         #: Makes a token for one worker. Returns lines for a shell that install and start the worker. Raises UserError.
         self.invite = invite
-        self._placement = placement
         self._master = master
         self._supervisor = supervisor
         self._registrar = registrar
         self._pairing = pairing
-        others = dict.fromkeys(name for name in (*model.also_called, *aliases) if name != model.public_name)
-        self._info = ModelInfo(
-            model.public_name,
-            max_sequence,
-            int(time.time()),
-            tuple(others),
-            width=model.config.hidden_size,
-            family=model.config.model_type,
-            precision=model.pack.precision.value,
-            nbytes=model.pack.nbytes,
-            digest=pack_id(manifest_bytes(model.pack.path)),
-            path=model.path,
-            pooling=model.usual_pooling,
-            ffn_part=model.config.ffn_part,
-        )
-        self.max_sequence = max_sequence
-        self.eos_ids = model.end_ids
-        self.vocab_size = model.config.vocab_size
-        self.usual_sampling = model.usual_sampling
-        self.tokenizer: Tokenizer | None = model.tokenizer if model.has_tokenizer else None
-        self.template: ChatTemplate | None = model.template if model.has_template else None
+        self._models = models
 
-    def model(self) -> ModelInfo:
-        return self._info
+    def model(self, name: str = "") -> ServedModel:
+        """Finds and opens a model; without a name, the one that is served. Raises like ServedModels.find."""
+        return self._models.find(name) if name else self._models.packed(self._master.status.pack)
+
+    def packed(self, pack: str) -> ServedModel:
+        """Finds a model by the id of its pack."""
+        return self._models.packed(pack)
+
+    def offered(self) -> list[ServedModel]:
+        """Returns the models that requests may name."""
+        return self._models.offered
+
+    def use(self, name: str, *, now: bool) -> ServedModel:
+        """Makes the model the next one, as soon as no request runs or waits. `now`: dismisses the requests of other
+        models. Raises like `model`."""
+        model = self.model(name)
+        self._chosen(model.digest)
+        if now:
+            self._master.requests.dismiss_others(model.digest)
+        return model
+
+    def load(self, pack: str, keep_s: float | None) -> None:
+        """Loads the model as soon as no request runs or waits. `keep_s`: see `keep_weights`; 0 unloads all weights."""
+        if keep_s is not None:
+            self.keep_weights(keep_s)
+        if keep_s != 0:
+            self._chosen(pack)
+
+    def _chosen(self, pack: str) -> None:
+        try:
+            self._master.choose_model(pack).result(_TURN_S)
+        except TimeoutError:
+            raise NotServing(_BUSY) from None
+
+    def keep_weights(self, seconds: float) -> None:
+        """Sets how long weights stay in memory without requests."""
+        self._master.keep_weights(seconds)
 
     def status(self) -> ClusterStatus:
         return self._seen(self._master.status)
@@ -158,13 +140,12 @@ class Service:
         `revoke`, and NotServing."""
         name = self._called(without) if without else ""
         try:
-            # The control thread answers within a turn, unless it starts or ends rank 0's processes.
-            machines = self._master.usable().result(5.0)
+            machines = self._master.usable().result(_TURN_S)
         except TimeoutError:
-            raise NotServing("the master is busy: try again later") from None
+            raise NotServing(_BUSY) from None
         if not machines:
             raise UserError("there is no worker yet that another one could be like")
-        return loss_plans.what_if(self._placement, machines, name)
+        return loss_plans.what_if(self._master.wanted.plan, machines, name)
 
     def drain(self, name: str) -> Future[str]:
         """Takes the worker out of plans. The future gets the worker's name, or CannotDrain. Raises like `revoke`."""

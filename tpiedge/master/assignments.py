@@ -69,6 +69,7 @@ class Served:
     group_size: int = 1  # query heads of a KV head
     kv_head_bytes: float = 0.0  # KV cache for a position of one KV head in all layers; 0: not known
     grids: Exponents = ()  # of each layer's o and down, if quantised
+    name: str = ""  # the model's, for the user
     apart: str = ""  # the part of a quantised model that machines compute with different bits, if any
 
     @property

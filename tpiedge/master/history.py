@@ -91,11 +91,13 @@ class History:
         self._loss = ""
         return PLANNED
 
-    def began(self, assignments: Sequence[Assignment], *, replaces: bool) -> None:
+    def began(self, assignments: Sequence[Assignment], *, replaces: bool, name: str = "") -> None:
+        """Notes a plan's start. `replaces`: another plan served. `name`: the model's, if several are known."""
         cause: PlanCause = "plan" if replaces else "loss" if any(self.so_far.losses) else "start"
         self.so_far.begun[PLAN_CAUSES.index(cause)] += 1
         self._answers, self._no_plan = False, ""
-        self._parts = ", ".join(one.host or "master" for one in assignments)
+        machines = ", ".join(one.host or "master" for one in assignments)
+        self._parts = f"{name} on {machines}" if name else machines
         self._add("planned", detail=self._parts)
 
     def serves(self, epoch: int, now: float) -> None:

@@ -124,6 +124,10 @@ class PendingAnswer:
         self.whole = True
         self.cancel()
 
+    def of(self, pack: str) -> bool:
+        """Whether it may run while the model `pack` is served. "": any model."""
+        return not pack or self.request.pack in ("", pack)
+
     @property
     def deaths(self) -> int:
         return self._thirds // 3

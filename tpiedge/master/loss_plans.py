@@ -47,6 +47,11 @@ class LossPlans:
     _told: dict[str, tuple[int, Prefetch]] = field(default_factory=dict)  # nonces and orders, by machine
     reports: dict[str, Prefetched] = field(default_factory=dict)
 
+    def serve(self, plan: PlaceNodes, pack_id: str) -> None:
+        """Plans for this model from now on."""
+        if pack_id != self._pack_id:
+            self._plan, self._pack_id, self._facts = plan, pack_id, None
+
     def note_prefetched(self, machine: str, message: Prefetched) -> None:
         _, told = self._told.get(machine, (0, None))
         if told is not None and told.number == message.number:
@@ -75,7 +80,8 @@ class LossPlans:
         for machine in machines:
             shares = tuple(self._needed[machine.name]) if self.prefetch else ()
             nonce, before = told.get(machine.name, (0, None))
-            if before is not None and (nonce, before.shares) == (machine.offer.nonce, shares):
+            same = before is not None and (before.pack, before.shares) == (self._pack_id, shares)
+            if before is not None and same and nonce == machine.offer.nonce:
                 self._told[machine.name] = nonce, before
                 continue
             self._number += 1

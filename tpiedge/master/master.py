@@ -30,6 +30,7 @@ from tpiedge.master.roster import STOPPED, Machine, Roster
 from tpiedge.master.session import AgentReport
 from tpiedge.master.session_manager import RankZero, SessionManager, send_if_connected
 from tpiedge.master.status import ClusterStatus
+from tpiedge.master.turns import Hosted, Turns
 from tpiedge.master.workers import WorkerEvent
 from tpiedge.sanitise import sanitised_name
 from tpiedge.transport.endpoint import EndpointClosed, Envelope, LinkReset, MalformedMessage
@@ -77,10 +78,11 @@ class Master:
         requests = self.requests = RequestQueue(  # a lambda, because the sessions, made next, need the queue
             queue_limit, served.sequences, lambda id: self._sessions.cancel(id), hub.wake, clock.now, compiles
         )
-        self._sessions = SessionManager(hub, send, roster, rank_zero, served, timing, clock, requests)
+        self._sessions = SessionManager(hub, send, roster, rank_zero, timing, clock, requests)
         self._loss_plans = LossPlans(plan, send, served.pack_id, prefetch=prefetch)
+        turns = Turns(clock, requests, Hosted(served, plan))
         self._reconciler = Reconciler(
-            clock, plan, roster, self._sessions, requests, send, recovery_grace_s, self._loss_plans
+            clock, turns, roster, self._sessions, requests, send, recovery_grace_s, self._loss_plans
         )
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._beat = clock.now()  # when the next heartbeat is due
@@ -101,7 +103,8 @@ class Master:
         self, request: GenerationRequest, client: str = "", *, has_reader: bool = True
     ) -> PendingAnswer:
         """Queues the request; does not block. Raises QueueFull, NotServing."""
-        if self.failed is not None or self._reconciler.hopeless:
+        wanted = request.pack in ("", self.wanted.pack)
+        if self.failed is not None or (self._reconciler.hopeless and wanted):
             self.requests.refuse(self._reconciler.not_serving())
         return self.requests.submit(request, client, has_reader=has_reader)
 
@@ -112,6 +115,31 @@ class Master:
     @property
     def status(self) -> ClusterStatus:
         return self._reconciler.status
+
+    @property
+    def wanted(self) -> Hosted:
+        """The model for which plans are made."""
+        return self._reconciler.turns.wanted
+
+    def add_model(self, hosted: Hosted) -> None:
+        """Lets requests of this model be served. Call it before they are submitted."""
+        self._order(lambda: self._reconciler.turns.known.update({hosted.pack: hosted}))
+
+    def choose_model(self, pack: str) -> Future[None]:
+        """Makes an added model the next one, as soon as no request runs or waits."""
+        done: Future[None] = Future()
+
+        def choose() -> None:
+            self._reconciler.turns.chosen = pack
+            self._reconciler.publish()
+            done.set_result(None)
+
+        self._order(choose)
+        return done
+
+    def keep_weights(self, seconds: float) -> None:
+        """Sets how long weights stay in memory without requests."""
+        self._order(lambda: setattr(self._reconciler.turns, "keep_s", seconds))
 
     def observe(self, *, timeline: bool = False) -> ClusterStatus:
         """Returns `status` with histograms, and makes nodes report counters. Never blocks."""

@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import InitVar, dataclass, field
+from dataclasses import dataclass, field
 from typing import Final
 
 from tpiedge.clock import Clock
@@ -16,7 +16,7 @@ from tpiedge.errors import PeerError, TpiedgeError
 from tpiedge.master.assignments import Assignments
 from tpiedge.master.blame import Failure
 from tpiedge.master.history import History
-from tpiedge.master.loss_plans import LossPlans, PlaceNodes
+from tpiedge.master.loss_plans import LossPlans
 from tpiedge.master.request_queue import RequestQueue
 from tpiedge.master.roster import Roster
 from tpiedge.master.selection import FETCHES, Selection
@@ -24,6 +24,7 @@ from tpiedge.master.session import Phase, Session
 from tpiedge.master.session_manager import SessionManager
 from tpiedge.master.status import ClusterStatus, node_statuses
 from tpiedge.master.switching import Switching
+from tpiedge.master.turns import Turns
 from tpiedge.master.workers import WorkerEvent, failed
 from tpiedge.planner.capacity import SpareReason
 from tpiedge.sanitise import sanitised_line
@@ -51,7 +52,7 @@ class Reconciler:
     start and the end of rank 0. `tell(message, machine)` does not wait."""
 
     _clock: Clock
-    plan: InitVar[PlaceNodes]
+    turns: Turns
     _roster: Roster
     _sessions: SessionManager
     _requests: RequestQueue
@@ -71,10 +72,10 @@ class Reconciler:
     _reason: str = "starting"
     _proven: int = 0  # the last epoch that has proven itself
 
-    def __post_init__(self, plan: PlaceNodes) -> None:
+    def __post_init__(self) -> None:
         self.history = History(self._roster, time.time)
-        self.selection = Selection(self._clock, plan, self._roster, self._sessions)
-        self._switching = Switching(self._requests, self._roster, self._sessions.served, self.selection)
+        self.selection = Selection(self._clock, self.turns, self._roster, self._sessions)
+        self._switching = Switching(self._requests, self._roster, self.turns, self.selection)
         self._own_bytes = self._sessions.rank_zero.memory_bytes  # the master's memory that plans count with
         self.status = ClusterStatus(False, self._reason, (), 0, 0)
 
@@ -105,7 +106,7 @@ class Reconciler:
             ordered.set_exception(CannotDrain(refusal))
             return
         self._roster.step(name, WorkerEvent.DRAINED, self._clock.now())
-        self._publish()
+        self.publish()
         ordered.set_result(name)
 
     def not_serving(self) -> NotServing:
@@ -124,9 +125,13 @@ class Reconciler:
             self._own_bytes = own_bytes
             self._roster.generation += 1
         self._look_for_slow()
+        if self.turns.choose(sessions.serving, idle=self._requests.idle):
+            self._known, self._planless, self._failures, self._stuck = None, False, 0, None
         if now >= self._due:
             self._known = None
-        if self._is_due(now):
+        if self.turns.asleep or self.turns.sleeps(sessions.ready):
+            self._rest()
+        elif self._is_due(now):
             self._replan()
         self._switching.resume(sessions.serving, sessions.coming)
         if sessions.coming is not None:
@@ -134,6 +139,7 @@ class Reconciler:
         self._dispatch()
         idle = sessions.coming is None and self._requests.idle  # plans for losses take the master's time
         if idle and sessions.serving is not None and sessions.serving.served_s >= _SETTLED_S:
+            self._loss_plans.serve(self.turns.wanted.plan, self.turns.wanted.pack)
             self._loss_plans.plan_next(self.selection.plannable(), sessions.serving.machines, own_bytes)
         stuck = self._failures >= 4 or (self._planless and sessions.serving is None)
         if sessions.ready or (sessions.active and not stuck):
@@ -142,7 +148,7 @@ class Reconciler:
             self._stuck = now
         self.hopeless = self._stuck is not None and not (self._served and now - self._stuck < self._grace_s)
         if self.hopeless:
-            self._requests.fail_all(self.not_serving())
+            self._requests.fail_all(self.not_serving(), self.turns.wanted.pack)
         takes_over = sessions.serving or sessions.coming
         if takes_over is not None:
             why = self.history.going_on(takes_over.machines)
@@ -150,8 +156,10 @@ class Reconciler:
             why = self.history.waiting(self._reason)
         else:
             why = self.history.undecided()
-        self._requests.explain(why, serving=sessions.ready is not None)
-        self._publish()
+        first = sessions.serving.served if sessions.serving is not None else self.turns.wanted.served
+        other = f"{first.name or 'another model'} is served first"
+        self._requests.explain(why, serving=sessions.ready is not None, pack=first.pack_id, other=other)
+        self.publish()
 
     def _is_due(self, now: float) -> bool:
         """Whether a roster change is 2 s old, or no machine came for 0.3 s."""
@@ -175,9 +183,17 @@ class Reconciler:
             self._requests.interrupt(self.history.planned(), since=self._switching.since)
         self._reason = "loading the weights"
         self._sessions.switch(coming, snapshot)
-        self.history.began(coming.assignments, replaces=serving is not None)
+        name = coming.served.name if len(self.turns.known) > 1 else ""
+        self.history.began(coming.assignments, replaces=serving is not None, name=name)
         if self._known == self._roster.generation:
             self._notify()  # workers that the plan leaves out had a part until now
+
+    def _rest(self) -> None:
+        """Frees all memory until a request waits."""
+        if self._sessions.active:
+            self._sessions.abandon()
+            self._sessions.end_serving()
+            self._reason = "the weights are not in memory: the next request loads them"
 
     def _look_for_slow(self) -> None:
         """Leaves overdue workers out of plans until the others serve."""
@@ -189,15 +205,16 @@ class Reconciler:
         if slow != self.selection.slow:
             self.selection.slow, self._known = slow, None
 
-    def _publish(self) -> None:
+    def publish(self) -> None:
         serving, ready = self._sessions.serving, self._sessions.ready
         routing = ready.routing if ready is not None else None
         spare = {**self._spare, **self.selection.excluded()}
         prefetched, now = self._loss_plans.reports, self._clock.now()
+        quantised = self.turns.wanted.served.quantised
         self.status = ClusterStatus(
             ready=ready is not None,
             reason=self._reason,
-            nodes=node_statuses(self._roster, self._sessions, spare, prefetched, now),
+            nodes=node_statuses(self._roster, self._sessions, spare, prefetched, now, quantised=quantised),
             queued=self._requests.waiting,
             running=self._requests.running,
             epoch=serving.number if serving is not None else 0,
@@ -206,7 +223,10 @@ class Reconciler:
             bulk_collective=routing.bulk_collective if routing else "",
             collective_why=routing.why if routing else "",
             links=routing.links if routing else (),
-            split_shows=self._sessions.served.split_shows if ready is not None else "",
+            split_shows=ready.served.split_shows if ready is not None else "",
+            pack=(self.turns.wanted.served if serving is None else serving.served).pack_id,
+            next_pack=self.turns.next_pack,
+            asleep=self.turns.asleep,
             history=self.history.so_far,
         )
 
@@ -219,7 +239,11 @@ class Reconciler:
         present = {machine.name for machine in self._roster.present}
         gone = {machine.name for machine in self._roster.machines if not machine.present}
         departed = {name: reason for name, reason in self._spare.items() if name in gone}
-        if found.reason:  # a serving session goes on
+        refused = NotServing(f"{self.turns.wanted.served.name} cannot be served: {found.reason}")
+        if found.reason and self.turns.failed(self.turns.wanted.pack, refused):
+            self.history.failed(refused, serves=True)
+            self._planless, self._known = False, None  # a plan for the previous model is due
+        elif found.reason:  # a serving session goes on
             waiting = dict.fromkeys(present, SpareReason("no plan", found.reason))
             for_good = {name: why for name, why in found.spare.items() if why.kind != FETCHES.kind}
             self._spare = {**departed, **waiting, **for_good}
@@ -244,9 +268,10 @@ class Reconciler:
 
     def _apply(self, found: Assignments) -> None:
         serving, coming, assignments = self._sessions.serving, self._sessions.coming, found.assignments
-        if serving is not None and serving.assignments == assignments:
+        served = self.turns.wanted.served
+        if serving is not None and (serving.served, serving.assignments) == (served, assignments):
             self._sessions.abandon()
-        elif coming is None or coming.assignments != assignments:
+        elif coming is None or (coming.served, coming.assignments) != (served, assignments):
             now, due = self._clock.now(), self.selection.due(assignments)
             if due > now:
                 self._due = due
@@ -255,7 +280,7 @@ class Reconciler:
                     self._reason += again + format_seconds(due - now)
                 return
             self._reason = f"preparing {counted(len(assignments), 'node')}"
-            self._sessions.prepare_session(found)
+            self._sessions.prepare_session(found, served)
 
     def _dispatch(self) -> None:
         serving, coming = self._sessions.ready, self._sessions.coming
@@ -266,11 +291,15 @@ class Reconciler:
             self._proven = serving.number
             self._roster.proved(serving.machines)
         self._served, self._failures, self._reason = True, 0, ""
-        if coming is not None and coming.phase is Phase.PREPARED:
+        self.turns.serves(serving)
+        pack = serving.served.pack_id
+        if coming is not None and coming.served.pack_id != pack:
+            self._reason = f"{coming.served.name} is next"
+        elif coming is not None and coming.phase is Phase.PREPARED:
             self._reason = "a faster plan waits until it makes up for the pause"
-        while self._requests.prepare(serving.compile):
+        while self._requests.prepare(serving.compile, pack):
             pass
-        while self._requests.start(serving.generate):
+        while self._requests.start(serving.generate, pack):
             pass
 
     def _end(self, session: Session, failure: Failure) -> None:
@@ -283,12 +312,14 @@ class Reconciler:
             self._sessions.end_serving()
             breached = bool(session.breaches)
             self.history.lost(failure, session.machines, self._clock.now(), breached=breached)
-            self._publish()  # first: a client that sees its answer pause must not read a status that says ready
+            self.publish()  # first: a client that sees its answer pause must not read a status that says ready
             lost = None if failure.intended else error
             self._requests.interrupt(self.history.undecided(), lost, died=failure.died)
         else:
             self.history.failed(error, serves=self._sessions.serving is not None)
             self._sessions.abandon()
+        if not failure.machine_lost:
+            self.turns.failed(session.served.pack_id, error)
         self._known, self._planless = None, False
         if not failure.machine_lost:
             self._failures += not self._sessions.ready

@@ -7,7 +7,8 @@ Laws:
 3. When an epoch ends, its requests go on in the next epoch, before new requests.
 4. The waiting request with most `deaths` starts first. A quarantined request (`journal.py`) runs alone; while it waits,
    no new request starts.
-5. A request starts once its grammar is compiled. Clients are charged for compile time."""
+5. A request starts once its grammar is compiled. Clients are charged for compile time.
+6. A request starts only while its model is served (`turns.py`). One without a model (`pack`) takes any."""
 
 import math
 import threading
@@ -105,6 +106,25 @@ class RequestQueue:
             return not self._running and not self._waiting
 
     @property
+    def models(self) -> dict[str, str]:
+        """The packs that requests wait for, each with the client of its first request. Packs of requests with readers
+        alone, if there are any."""
+        with self._lock:
+            named = [one for one in self._waiting if one.request.pack]
+            read = [one for one in named if one.has_reader]
+            return {one.request.pack: one.client for one in reversed(read or named)}
+
+    def has(self, pack: str) -> bool:
+        """Whether a request of this model runs or waits."""
+        with self._lock:
+            return any(one.of(pack) for one in (*self._running.values(), *self._waiting))
+
+    def charge(self, client: str, seconds: float) -> None:
+        """Charges the client for `seconds` of the cluster's time."""
+        with self._lock:
+            self._scheduler.charge(client, _cost(seconds))
+
+    @property
     def lines(self) -> tuple[RequestLine, ...]:
         with self._lock:
             now = self._now()
@@ -113,8 +133,15 @@ class RequestQueue:
 
     def dismiss(self, name: str) -> bool:
         """Ends a request with Dismissed. Returns whether the request exists."""
+        return self._dismiss(lambda one: one.request.id == name)
+
+    def dismiss_others(self, pack: str) -> None:
+        """Ends the requests of other models than `pack` with Dismissed."""
+        self._dismiss(lambda one: not one.of(pack))
+
+    def _dismiss(self, chosen: Callable[[PendingAnswer], bool]) -> bool:
         with self._lock:
-            found = [one for one in (*self._running.values(), *self._waiting) if one.request.id == name]
+            found = [one for one in (*self._running.values(), *self._waiting) if chosen(one)]
             for one in found:
                 one.dismissed = True
         for one in found:
@@ -165,11 +192,11 @@ class RequestQueue:
         self._on_submit()
         return answering
 
-    def prepare(self, compile_next: Callable[[GenerationRequest, str], None]) -> bool:
-        """Passes a request and its grammar's group to `compile_next`. Returns False if no grammar may be compiled
-        now."""
+    def prepare(self, compile_next: Callable[[GenerationRequest, str], None], pack: str = "") -> bool:
+        """Passes a request of the model `pack` and its grammar's group to `compile_next`. Returns False if no grammar
+        may be compiled now."""
         with self._lock:
-            one = self._compiling.next(self._waiting, self._scheduler)
+            one = self._compiling.next([one for one in self._waiting if one.of(pack)], self._scheduler)
             if one is None:
                 return False
             try:
@@ -179,14 +206,15 @@ class RequestQueue:
                 self._fail([one], UserError(f"the request cannot be served: {error}"))
         return True
 
-    def start(self, generate: Callable[[GenerationRequest], None]) -> bool:
-        """Passes the next request to `generate`, which must neither block nor call back. Returns False if no request
-        can start."""
+    def start(self, generate: Callable[[GenerationRequest], None], pack: str = "") -> bool:
+        """Passes the next request of the model `pack` to `generate`, which must neither block nor call back. Returns
+        False if no request can start."""
         with self._lock:  # held while asking, so that no cancellation overtakes the request
+            waiting = [one for one in self._waiting if one.of(pack)]
             if len(self._running) >= self._parallel or any(one.quarantined for one in self._running.values()):
-                self._preempt(sum(one.has_reader and self._compiling.may_begin(one) for one in self._waiting))
+                self._preempt(sum(one.has_reader and self._compiling.may_begin(one) for one in waiting))
                 return False
-            starting = self._next()
+            starting = self._next(waiting)
             if starting is None:
                 return False
             self._waiting.remove(starting)
@@ -222,8 +250,8 @@ class RequestQueue:
             if known is None:
                 return
             processor_s = getattr(message, "processor_s", 0.0)
-            if processor_s > 0.0:  # as 100 tokens per second; a slow machine computes fewer
-                self._scheduler.charge(known.client, math.ceil(100 * processor_s))
+            if processor_s > 0.0:
+                self._scheduler.charge(known.client, _cost(processor_s))
             match message:
                 case control.Token() | control.PromptScores() | control.Embedding() if running is not None:
                     self._pass_on(message, running)
@@ -277,20 +305,24 @@ class RequestQueue:
                     one.paused, one.paused_by = since, "plan"
                 one.pause(why)
 
-    def explain(self, why: str, *, serving: bool) -> None:
-        """Tells readers `why` requests pause or, unless `serving`, do not begin."""
+    def explain(self, why: str, *, serving: bool, pack: str = "", other: str = "") -> None:
+        """Tells readers `why` requests pause or, unless `serving`, do not begin. `other`: what readers of other models
+        than `pack` are told."""
         with self._lock:
             for one in (*self._running.values(), *self._waiting):
-                if one.paused is None:
+                if not one.of(pack):
+                    one.pause(other)
+                elif one.paused is None:
                     one.pause("" if serving or one.begun else why)
                 elif not one.preempted:
                     one.pause(why)
 
-    def fail_all(self, error: TpiedgeError) -> None:
+    def fail_all(self, error: TpiedgeError, pack: str = "") -> None:
+        """Fails all requests, or those of the model `pack`."""
         with self._lock:
-            self._fail([*self._running.values(), *self._waiting], error)
-            self._waiting.clear()
-            self._compiling.entries.clear()
+            failing = [one for one in (*self._running.values(), *self._waiting) if one.of(pack)]
+            self._waiting = deque(one for one in self._waiting if one not in failing)
+            self._fail(failing, error)
 
     def close(self, error: TpiedgeError) -> None:
         """Makes `submit` and `resume` raise `error` from now on."""
@@ -324,18 +356,18 @@ class RequestQueue:
         self._count(refused=1)
         return error.with_traceback(None)  # one error, raised often, would lengthen its traceback
 
-    def _next(self) -> PendingAnswer | None:
+    def _next(self, waiting: Sequence[PendingAnswer]) -> PendingAnswer | None:
         """Picks the request that starts. Interrupted requests are picked first."""
-        quarantined = [one for one in self._waiting if one.quarantined]
+        quarantined = [one for one in waiting if one.quarantined]
         if not self._running and quarantined:
             return quarantined[0]
-        able = [one for one in self._waiting if not one.quarantined and self._compiling.may_begin(one)]
+        able = [one for one in waiting if not one.quarantined and self._compiling.may_begin(one)]
         if quarantined:
             able = [one for one in able if one.begun]
         able = [one for one in able if one.has_reader] or able
         if not able or able[0].begun:
             return able[0] if able else None
-        return self._scheduler.pick(able, self._running.values(), self._waiting)
+        return self._scheduler.pick(able, self._running.values(), waiting)
 
     def _preempt(self, awaited: int) -> None:
         missing = awaited - sum(one.preempted or one.unwanted for one in self._running.values())
@@ -424,3 +456,8 @@ class RequestQueue:
     def _count(self, **more: float) -> None:
         sums = {name: getattr(self.totals, name) + count for name, count in more.items()}
         self.totals = replace(self.totals, **sums)
+
+
+def _cost(seconds: float) -> int:
+    """Returns tokens to charge for time: 100 per second. A slow machine computes fewer."""
+    return math.ceil(100 * seconds)

@@ -5,10 +5,11 @@ from dataclasses import dataclass, replace
 
 from tpiedge.clock import Clock
 from tpiedge.master.assignments import Assignment, Assignments
-from tpiedge.master.loss_plans import PlaceNodes, plan_safely
+from tpiedge.master.loss_plans import plan_safely
 from tpiedge.master.roster import Machine, Roster
 from tpiedge.master.session import Phase
 from tpiedge.master.session_manager import SessionManager
+from tpiedge.master.turns import Turns
 from tpiedge.master.workers import WorkerState
 from tpiedge.planner.capacity import MOST_MACHINES, SpareReason, drained
 
@@ -21,7 +22,7 @@ _NAMED = 3  # workers of each kind that `absent` names
 @dataclass(eq=False)
 class Selection:
     _clock: Clock
-    _plan: PlaceNodes
+    _turns: Turns
     _roster: Roster
     _sessions: SessionManager
     slow: frozenset[str] = frozenset()  # workers that are overdue while nothing is served
@@ -29,7 +30,8 @@ class Selection:
     def find(self, without: str = "") -> Assignments:
         """Makes a plan. `without`: a worker to leave out. Workers that wait after a failure are used only if necessary;
         overdue workers are used last."""
-        serving = self._sessions.serving.machines if self._sessions.serving is not None else ()
+        now, wanted = self._sessions.serving, self._turns.wanted
+        serving = now.machines if now is not None and now.served.pack_id == wanted.pack else ()
         able = [one for one in self.able() if one.name != without]
         awake = {one.name for one in self.awake(self.serving_on())}
         waiting = sorted((one for one in able if one.name not in awake), key=lambda one: one.standing.until)
@@ -37,7 +39,7 @@ class Selection:
         fewer = [frozenset(names[count:]) for count in range(len(names) + 1)]
         for shunned in dict.fromkeys([*(one | self.slow for one in fewer), *fewer]):
             machines = [one for one in able if one.name not in shunned]
-            found = plan_safely(self._plan, machines[:_MOST_WORKERS], serving)
+            found = plan_safely(wanted.plan, machines[:_MOST_WORKERS], serving)
             beyond = {machine.name: _TOO_MANY for machine in machines[_MOST_WORKERS:]}
             found = replace(found, spare={**found.spare, **beyond})
             if not found.reason:

@@ -70,7 +70,7 @@ class Session:
 
     number: int
     _plan: Assignments
-    _served: Served
+    served: Served
     _timing: Timing
     _clock: Clock
     _send: Callable[[Message, str], None]
@@ -152,7 +152,7 @@ class Session:
 
     def prepare(self) -> None:
         for machine, rank in self.ranks.items():
-            self._send(self._served.prepare(self.number, self._plan, rank, self._timing), machine)
+            self._send(self.served.prepare(self.number, self._plan, rank, self._timing), machine)
         self._look_prepared()
 
     def launch(self, root_key: str, overruled: str = "", snapshot: control.KVSnapshot | None = None) -> None:
@@ -161,7 +161,7 @@ class Session:
         self._reach(Phase.LAUNCHED)
         self._moved = self._launched = self._clock.now()
         self._overruled = overruled
-        served, keys = replace(self._served, collective=self._collective), {0: root_key, **self.keys}
+        served, keys = replace(self.served, collective=self._collective), {0: root_key, **self.keys}
         assign = partial(served.assign, self.number, self._plan, keys=keys, snapshot=snapshot)
         nodes = len(self.assignments)
         self.epoch = Epoch(self.number, self._clock, nodes, self._timing, assign, self._to_node, self._event)
@@ -311,7 +311,7 @@ class Session:
 
     @property
     def _collective(self) -> CollectiveChoice:
-        return "star" if self._overruled else self._served.collective
+        return "star" if self._overruled else self.served.collective
 
     def _loads(self, event: control.Loading | control.Ready, now: float) -> None:
         done = math.inf if isinstance(event, control.Ready) else event.done_bytes
@@ -319,7 +319,7 @@ class Session:
             self._loaded[event.rank], self._moved = done, now
         if isinstance(event, control.Ready) and event.rank == 0:
             event = self.routing = structs.replace(event, why=self._overruled or event.why)
-            wanted, found = self._served.collective, {event.collective, event.bulk_collective}
+            wanted, found = self.served.collective, {event.collective, event.bulk_collective}
             if event.collective:  # a single node has no all-reduce
                 level = logging.INFO if wanted == "auto" or found == {wanted} else logging.WARNING
                 names = collective_names(event.collective, event.bulk_collective)

@@ -4,6 +4,7 @@ has one process."""
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Final
 
 from tpiedge.clock import Clock
@@ -46,9 +47,9 @@ class RankZero(NodeSlot):
         self._tell(self.memory.insist(self._usable_memory(), self._clock.now()))
         return self.memory_bytes > before
 
-    def launch(self, epoch: int, keys: CurveKeys, planned_bytes: int) -> None:
+    def launch(self, epoch: int, keys: CurveKeys, planned_bytes: int, pack: Path) -> None:
         """Starts the node of `epoch`. `planned_bytes` and errors: see NodeSlot.start."""
-        self.start(replace(self.bootstrap, epoch=epoch, keys=keys), planned_bytes)
+        self.start(replace(self.bootstrap, epoch=epoch, keys=keys, pack=str(pack)), planned_bytes)
 
 
 def send_if_connected(hub: ZmqHub, message: Message, to: str) -> None:
@@ -67,7 +68,6 @@ class SessionManager:
     _send: Callable[[Message, str], None]
     _roster: Roster
     rank_zero: RankZero
-    served: Served
     _timing: Timing
     _clock: Clock
     _requests: RequestQueue
@@ -133,12 +133,12 @@ class SessionManager:
         else:
             self._observed_until = self._clock.now() + _OBSERVED_S
 
-    def prepare_session(self, plan: Assignments) -> None:
+    def prepare_session(self, plan: Assignments, served: Served) -> None:
         """Prepares a session in place of the coming session."""
         self.abandon()
         self.number += 1
         self.coming = Session(
-            self.number, plan, self.served, self._timing, self._clock, self._send, self._requests.handle
+            self.number, plan, served, self._timing, self._clock, self._send, self._requests.handle
         )
         self.rank_zero.warm_if_possible()
         self._note(WorkerEvent.ENGAGED, self.coming.machines)
@@ -159,7 +159,9 @@ class SessionManager:
         for rank, key in {0: keys.public, **session.keys}.items():
             self._hub.admission.admit(key, control_name(rank, session.number))
         try:
-            self.rank_zero.launch(session.number, keys, session.assignments[0].planned_bytes)
+            self.rank_zero.launch(
+                session.number, keys, session.assignments[0].planned_bytes, session.served.pack
+            )
         except (OSError, ResourceError) as error:
             session.fail(Failure(ResourceError(f"cannot start a node: {error}")))
             return

@@ -70,7 +70,9 @@ class ClusterStatus:
 
     `collective`: the all-reduce of a token; `bulk_collective`: the all-reduce of a chunk; "" for one node.
     `split_shows`: why last bits depend on the split, or "". `links`: between workers. `failed`: the thread that failed.
-    `histograms`: only if asked for (Master.observe)."""
+    `pack`: the id of the weights that are served, or about to be. `next_pack`: of the model that is next, or "".
+    `asleep`: no weights are in memory, and the next request loads them. `histograms`: only if asked for
+    (Master.observe)."""
 
     ready: bool
     reason: str
@@ -85,6 +87,9 @@ class ClusterStatus:
     split_shows: str = ""
     links: tuple[WorkerLink, ...] = ()
     failed: str = ""
+    pack: str = ""
+    next_pack: str = ""
+    asleep: bool = False
     history: PlanHistory = field(default_factory=PlanHistory)
     histograms: RequestHistograms = field(default_factory=lambda: _NO_HISTOGRAMS)
 
@@ -101,10 +106,15 @@ def node_statuses(
     spare: Mapping[str, SpareReason],
     prefetched: Mapping[str, Prefetched],
     now: float,
+    *,
+    quantised: bool,
 ) -> tuple[NodeStatus, ...]:
-    """Describes all machines. `spare`: why they have no part. `prefetched`: their disks."""
+    """Describes all machines. `spare`: why they have no part. `prefetched`: their disks. `quantised`: whether speeds
+    are those of quantised weights."""
     workers = [
-        _worker(one, sessions, spare.get(one.name), prefetched.get(one.name, _UNKNOWN), now)
+        _worker(
+            one, sessions, spare.get(one.name), prefetched.get(one.name, _UNKNOWN), now, quantised=quantised
+        )
         for one in roster.machines
     ]
     return _own(sessions.serving, sessions.rank_zero), *workers
@@ -131,7 +141,13 @@ def _own(serving: Session | None, rank_zero: RankZero) -> NodeStatus:
 
 
 def _worker(
-    machine: Machine, sessions: SessionManager, spare: SpareReason | None, disk: Prefetched, now: float
+    machine: Machine,
+    sessions: SessionManager,
+    spare: SpareReason | None,
+    disk: Prefetched,
+    now: float,
+    *,
+    quantised: bool,
 ) -> NodeStatus:
     serving, coming, offer = sessions.serving, sessions.coming, machine.offer
     rank = None if serving is None else serving.ranks.get(machine.name)
@@ -150,7 +166,7 @@ def _worker(
         ffn=part.ffn,
         threads=offer.threads,
         memory_bytes=offer.memory_bytes,
-        speed=offer.capacity.speed(sessions.served.quantised) / machine.slowdown,
+        speed=offer.capacity.speed(quantised) / machine.slowdown,
         weight_bytes=part.weight_bytes,
         last_seen_s=max(0.0, now - machine.heard),
         why=why or part.why,

@@ -7,11 +7,11 @@ and goes on if the switch does not happen."""
 import logging
 from dataclasses import dataclass
 
-from tpiedge.master.assignments import Served
 from tpiedge.master.request_queue import RequestQueue
 from tpiedge.master.roster import Roster
 from tpiedge.master.selection import Selection
 from tpiedge.master.session import Phase, Session
+from tpiedge.master.turns import Turns
 from tpiedge.pack.share import kv_share
 from tpiedge.planner.kv_transfer import KVHolder, KVMoves, plan_moves, transfer_s
 from tpiedge.units import counted
@@ -27,7 +27,7 @@ class Switching:
 
     _requests: RequestQueue
     _roster: Roster
-    _served: Served
+    _turns: Turns
     _selection: Selection
     since: float = 0.0  # when the serving session was told to halt
     _until: float = 0.0  # the end of the wait for its answer
@@ -38,10 +38,16 @@ class Switching:
         """Whether the coming session should take over. `own_bytes`: the master's memory."""
         if coming.phase is not Phase.PREPARED:
             return False
-        if serving is None or serving.phase is not Phase.READY or not self._requests.running:
+        if serving is None or serving.phase is not Phase.READY:
+            return True
+        if not self._requests.running and serving.served.pack_id == coming.served.pack_id:
             return True
         if serving.halting:
             return serving.halting == coming.number
+        # The nodes of a new session take at least 1.5 s to get ready.
+        pause_s = max(1.5, serving.start_s) + self._plan_transfer(serving, coming)[1]
+        if serving.served.pack_id != coming.served.pack_id:
+            return self._turns.over(serving, pause_s)
         usable = {one.name: one for one in self._selection.awake(self._selection.serving_on())}
         if not serving.step_s or not usable.keys() >= set(serving.machines):
             return True  # the serving session cannot go on
@@ -51,8 +57,6 @@ class Switching:
         # `serving.step_s` was predicted with earlier slowdowns.
         slower = [usable[one.machine].slowdown / one.slowdown for one in serving.assignments if one.machine]
         step_s = serving.step_s * max([1.0, *slower])
-        # The nodes of a new session take at least 1.5 s to get ready.
-        pause_s = max(1.5, serving.start_s) + self._plan_transfer(serving, coming)[1]
         if self._waiting[0] != coming.number:
             self._waiting = coming.number, now
         gain = 1 - coming.step_s / step_s
@@ -61,8 +65,10 @@ class Switching:
     def _plan_transfer(self, serving: Session, coming: Session) -> tuple[KVMoves | None, float]:
         """Returns (transfer, its seconds). Without a transfer, returns (None, seconds to recompute, or 0 if unknown). A
         transfer takes at most two minutes; at most ten seconds if the time to recompute is unknown."""
-        (positions, reread_s), head_bytes = self._requests.positions, self._served.kv_head_bytes
+        (positions, reread_s), head_bytes = self._requests.positions, serving.served.kv_head_bytes
         again = None, reread_s
+        if serving.served.pack_id != coming.served.pack_id:
+            return again
         if serving.phase is not Phase.READY or not positions or not head_bytes:
             return again
         old, new = self._holders(serving), self._holders(coming)
@@ -100,12 +106,12 @@ class Switching:
         if not said.pages:  # all requests may have ended
             return None
         _log.debug("%s of the KV cache are transferred", counted(said.pages, "page"))
-        private = bool(self._served.split_shows)
+        private = bool(serving.served.split_shows)
         return KVSnapshot(serving.number, said.pages, private, self._moves.scattered)
 
     def _holders(self, session: Session) -> list[KVHolder]:
         links = {one.name: one.link.bytes_per_s for one in self._roster.machines if one.link is not None}
-        group = self._served.group_size
+        group = session.served.group_size
         return [
             KVHolder(one.machine, kv_share(one.share.attention, group), links.get(one.machine))
             for one in session.assignments

@@ -85,6 +85,17 @@ class ModelConfig:
     hidden_act: str
 
     @property
+    def context_tokens(self) -> int:
+        """The usable positions, which RoPE scaling extends."""
+        rope, limit = self.rope, self.max_position_embeddings
+        match rope.kind:
+            case "linear":
+                return int(limit * rope.factor)
+            case "yarn":
+                return max(limit, int(rope.original_positions * rope.factor))
+        return limit
+
+    @property
     def group_size(self) -> int:
         return self.num_heads // self.num_kv_heads
 

@@ -56,11 +56,17 @@ class ShipServer:
     def __init__(self, hub: Endpoint, packs: Sequence[Pack], clock: Clock | None = None) -> None:
         self._hub = hub
         self._clock = clock or MonotonicClock()
-        self._packs = {pack_id(manifest_bytes(pack.path)): _files_of(pack) for pack in packs}
+        self._packs: dict[str, Mapping[tuple[FilePart, str], tuple[Path, int]]] = {}
+        for pack in packs:
+            self.add(pack)
         self._requesters: dict[str, _Requester] = {}
         self._frame = memoryview(bytearray(FLAT_BYTES + MAX_FILE_CHUNK))
         self._warnings = RateLimitedLog(_log, self._clock.now)
         self._thread = threading.Thread(target=self._run, name="tpiedge-ship", daemon=True)
+
+    def add(self, pack: Pack) -> None:
+        """Serves one pack more. Thread-safe."""
+        self._packs[pack_id(manifest_bytes(pack.path))] = _files_of(pack)
 
     def start(self) -> None:
         self._thread.start()

@@ -58,3 +58,4 @@ class GenerationRequest:
     pooling: Pooling = "none"  # return a vector (`Embedding`) instead
     grammar: Grammar | None = None
     scope: Annotated[str, Meta(max_length=SCOPE_CHARACTERS)] = ""  # an opaque name of a client; "": shared
+    pack: Annotated[str, Meta(max_length=64)] = ""  # the id of the model's weights; "": any

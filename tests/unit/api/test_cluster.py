@@ -9,7 +9,7 @@ from msgspec import structs
 
 from tpiedge.api.cluster import ClusterPicture
 from tpiedge.api.timeline import shown_step
-from tpiedge.local.service import ModelInfo
+from tpiedge.local.served_models import ServedModel
 from tpiedge.master.counters import Counted, StepTimeline
 from tpiedge.master.journal import RequestLine
 from tpiedge.master.request_times import Reading, Totals
@@ -17,7 +17,7 @@ from tpiedge.master.status import ClusterStatus, NodeStatus
 from tpiedge.wire.control import Stats, StepSpans, WorkerLink
 
 MIB = 1 << 20
-MODEL = ModelInfo("demo", 512, 0)
+MODEL = ServedModel("demo", 512, 0)
 STATS = Stats(
     1, 0, 300 * MIB, 90 * MIB, 2 * MIB, 0, 0, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0, 0, 0, 0, 0, 0.0, 0, 0, 64, 8, 0, 0,
     10 * MIB, 16 * MIB,
@@ -270,7 +270,8 @@ def test_cluster_json_keeps_its_field_names() -> None:
     for one, names in (
         (
             found,
-            "object model ready reason epoch collective split_shows machines timeline waiting requests events totals",
+            "object model next asleep ready reason epoch collective split_shows machines timeline waiting requests "
+            "events totals",
         ),
         (found["model"], "name context_tokens"),
         (found["collective"], "token chunk why"),

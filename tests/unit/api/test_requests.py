@@ -26,21 +26,21 @@ def service():
 
 def completion(service, **fields):
     values = {"model": "babbler", "prompt": "hello"} | fields
-    parsed = COMPLETION.parse(values, service)
+    _, parsed = COMPLETION.parse(values, service)
     (choice,) = parsed.prompts
     return choice.request, parsed.reply
 
 
 def chat(service, **fields):
     values = {"model": "babbler", "messages": [{"role": "user", "content": "hello"}]} | fields
-    parsed = CHAT.parse(values, service)
+    _, parsed = CHAT.parse(values, service)
     (choice,) = parsed.prompts
     return choice.request, parsed.reply
 
 
 def ignored_fields(service, **fields):
     values = {"model": "babbler", "messages": [{"role": "user", "content": "hello"}]} | fields
-    return CHAT.parse(values, service).ignored
+    return CHAT.parse(values, service)[1].ignored
 
 
 @pytest.mark.parametrize("ask", [completion, chat])

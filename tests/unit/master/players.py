@@ -1,6 +1,7 @@
 """Fake agents and nodes of a master: they do by themselves what is usual, and the test does the rest."""
 
 from collections import Counter
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec import structs
@@ -48,7 +49,7 @@ class FakeRankZero:
     def warm_if_possible(self) -> None:
         self.calls.append("warm")
 
-    def launch(self, epoch: int, keys: CurveKeys, planned_bytes: int) -> None:
+    def launch(self, epoch: int, keys: CurveKeys, planned_bytes: int, pack: Path) -> None:
         self.calls.append(f"start {epoch}")
         if self.refusal is not None:
             raise self.refusal

@@ -1,0 +1,170 @@
+"""The models that requests may name: the served one and, unless switching is off, this computer's packs."""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tpiedge.errors import UserError
+from tpiedge.local.catalogue import StoredPack, stored_packs
+from tpiedge.local.prepare import USUAL, PreparedModel
+from tpiedge.model.source import HubCache, HubName, parse_hub_name
+from tpiedge.model.spec import config_of_pack
+from tpiedge.model.template import ChatTemplate
+from tpiedge.model.tokenizer import Tokenizer
+from tpiedge.pack.manifest import manifest_bytes, pack_id
+from tpiedge.pack.reader import Pack
+from tpiedge.wire.requests import Sampling
+
+
+class UnknownModel(UserError):
+    """No model has this name, or it may not be served."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model and its weights. `created`: seconds since 1970; `context_tokens`: tokens of prompt and answer together;
+    `width`: numbers of an embedding; `digest`: the pack's id, 64 hexadecimal digits; `path`: where the model is on the
+    master's computer. Requests may name the model by `path`, but no client is told it. `ffn_part`: the FFN's part of a
+    layer's weights, 0 to 1. `usual_sampling`: requests' default. Until it is opened, a model has no tokenizer."""
+
+    name: str
+    context_tokens: int
+    created: int
+    also_called: tuple[str, ...] = ()
+    width: int = 0
+    family: str = "llama"
+    precision: str = "f32"
+    nbytes: int = 0
+    digest: str = "0" * 64
+    path: str | None = None
+    pooling: str = "mean"
+    ffn_part: float = 0.5
+    eos_ids: tuple[int, ...] = ()
+    vocab_size: int = 0
+    usual_sampling: Sampling = USUAL
+    tokenizer: Tokenizer | None = None
+    template: ChatTemplate | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.name, *self.also_called)
+
+    def is_called(self, name: str) -> bool:
+        return name in (self.path, *self.names)
+
+
+def served_model(model: PreparedModel, context_tokens: int, aliases: Sequence[str] = ()) -> ServedModel:
+    """Describes an open model. Raises UserError."""
+    others = dict.fromkeys(name for name in (*model.also_called, *aliases) if name != model.public_name)
+    described = _described(model.pack, model.public_name, context_tokens, time.time())
+    return replace(
+        described,
+        also_called=tuple(others),
+        path=model.path,
+        pooling=model.usual_pooling,
+        eos_ids=model.end_ids,
+        usual_sampling=model.usual_sampling,
+        tokenizer=model.tokenizer if model.has_tokenizer else None,
+        template=model.template if model.has_template else None,
+    )
+
+
+def _described(pack: Pack, name: str, context_tokens: int, created: float) -> ServedModel:
+    config = config_of_pack(pack)
+    return ServedModel(
+        name,
+        context_tokens,
+        int(created),
+        width=config.hidden_size,
+        family=config.model_type,
+        precision=pack.precision.value,
+        nbytes=pack.nbytes,
+        digest=pack_id(manifest_bytes(pack.path)),
+        ffn_part=config.ffn_part,
+        vocab_size=config.vocab_size,
+    )
+
+
+class ServedModels:
+    """Thread-safe. `only`: names of the packs beside `first` that may be served; None: all packs of `cache`.
+    `open_pack(path)` readies a pack's model for the master. Raises UnknownModel for a name in `only`."""
+
+    def __init__(
+        self,
+        first: ServedModel,
+        pack: Path,
+        cache: Path | None,
+        only: Sequence[str] | None,
+        open_pack: Callable[[Path], ServedModel],
+    ) -> None:
+        self.first = first
+        self._cache = cache
+        self._open_pack = open_pack
+        self._lock = threading.Lock()
+        self._opened = {pack.resolve(): first}
+        self._only: list[Path] | None = None
+        if only is not None:
+            self._only = [self._stored(name).path for name in only if not first.is_called(name)]
+
+    @property
+    def offered(self) -> list[ServedModel]:
+        """The models that requests may name, the first one first. Reads the packs' manifests."""
+        opened = dict(self._opened)
+        others = [one for one in self._packs() if one.path.resolve() not in opened]
+        return [*opened.values(), *(_closed(one) for one in others)]
+
+    def find(self, name: str) -> ServedModel:
+        """Finds a model by name and opens it, which may take seconds. Raises UnknownModel, and UserError if it cannot
+        be served."""
+        bare = name.removesuffix(":latest")  # Ollama's clients append it
+        for one in tuple(self._opened.values()):
+            if one.is_called(name) or one.is_called(bare):
+                return one
+        return self._open(self._stored(bare).path)
+
+    def packed(self, pack: str) -> ServedModel:
+        """Finds a model by its pack's id; the first one if none has it. May open the model."""
+        for one in tuple(self._opened.values()):
+            if one.digest == pack:
+                return one
+        for stored in self._packs() if pack else ():
+            if pack_id(manifest_bytes(stored.path)) == pack:
+                return self._open(stored.path)
+        return self.first
+
+    def _open(self, path: Path) -> ServedModel:
+        with self._lock:
+            found = self._opened.get(path.resolve())
+            if found is None:
+                found = self._opened[path.resolve()] = self._open_pack(path)
+            return found
+
+    def _packs(self) -> list[StoredPack]:
+        if self._only == []:
+            return []
+        found = [one for one in stored_packs(self._cache) if one.precision is not None]
+        return [one for one in found if self._only is None or one.path in self._only]
+
+    def _stored(self, name: str) -> StoredPack:
+        hub = parse_hub_name(name)
+        wanted = {name.lower(), *([str(HubName(hub.repo, quant=hub.quant)).lower()] if hub else [])}
+        packs = self._packs()
+        found = [one for one in packs if wanted & {each.lower() for each in _names(one)}]
+        if found:
+            return max(found, key=lambda one: one.used_s)
+        message = f"the model {name[:100]!r} is not served here; {self.first.name!r} is"
+        pulled = () if self._only == [] else HubCache(self._cache).pulled()
+        if hub is not None and any(str(one.name).lower() in wanted for one in pulled):
+            message += f" (it is pulled: 'tpiedge use {name[:100]}' on the master's computer makes it ready)"
+        raise UnknownModel(message)
+
+
+def _names(pack: StoredPack) -> tuple[str, ...]:
+    return pack.name, pack.path.name, pack.model, pack.source
+
+
+def _closed(pack: StoredPack) -> ServedModel:
+    opened = Pack.open(pack.path)
+    return _described(opened, pack.name, config_of_pack(opened).context_tokens, pack.used_s)

@@ -1,0 +1,127 @@
+"""Decides which model the cluster serves.
+
+Laws:
+1. The models with waiting requests have turns; the model that served longest ago is next. While its session is
+   prepared, the served model goes on.
+2. A turn ends once no request of the served model runs or waits. It also ends once it has lasted TURN times as long as
+   the switch will take, both since its begin and since the next model was chosen. Then running answers pause, and go
+   on in their model's next turn.
+3. The time of a switch is charged to the client whose request caused it.
+4. If a model cannot be served, its requests fail, and the previous model goes on. The loss of a machine alone is no
+   failure: another plan is made.
+5. A model that an administrator chooses is next once no request of the served model runs or waits."""
+
+import math
+from dataclasses import dataclass, field
+from typing import Final
+
+from tpiedge.clock import Clock
+from tpiedge.errors import TpiedgeError
+from tpiedge.master.assignments import Served
+from tpiedge.master.loss_plans import PlaceNodes
+from tpiedge.master.request_queue import RequestQueue
+from tpiedge.master.session import Session
+
+TURN: Final = 9  # switches take at most a tenth of the time
+
+
+@dataclass(frozen=True)
+class Hosted:
+    """A model and its planner."""
+
+    served: Served
+    plan: PlaceNodes
+
+    @property
+    def pack(self) -> str:
+        return self.served.pack_id
+
+
+@dataclass(eq=False)
+class Turns:
+    """Belongs to the control thread, but for `wanted`, which any thread may read."""
+
+    _clock: Clock
+    _requests: RequestQueue
+    wanted: Hosted  # plans are made for this model
+    known: dict[str, Hosted] = field(default_factory=dict)  # by pack
+    served: Hosted | None = None  # the model of the latest session that was ready
+    chosen: str = ""  # the pack that an administrator chose, until it serves
+    since: float = 0.0  # when the wanted model was chosen
+    keep_s: float = math.inf  # how long weights stay in memory without requests
+    asleep: bool = False  # no session is wanted until a request waits
+    _client: str | None = None  # of the request that caused the switch
+    _idle_since: float | None = None
+    _ended: dict[str, float] = field(default_factory=dict)  # when models last served, by pack
+
+    def __post_init__(self) -> None:
+        self.known[self.wanted.pack] = self.wanted
+
+    @property
+    def next_pack(self) -> str:
+        """The pack of the model that is next; "" if there is none."""
+        here = self.served is not None and self.served.pack == self.wanted.pack
+        return self.chosen or ("" if here else self.wanted.pack)
+
+    def choose(self, serving: Session | None, *, idle: bool) -> bool:
+        """Chooses the wanted model. Returns whether it changed, or woke. `idle`: no request runs or waits."""
+        now = self._clock.now()
+        if not idle or self._idle_since is None:
+            self._idle_since = now
+        if self.asleep:
+            if idle and not self.chosen:
+                return False
+            self.asleep = False
+            self._look(serving, now)
+            return True
+        return len(self.known) > 1 and self._look(serving, now)
+
+    def _look(self, serving: Session | None, now: float) -> bool:
+        here = serving.served.pack_id if serving is not None else ""
+        if here:
+            self._ended[here] = now
+        if here == self.chosen:
+            self.chosen = ""
+        waiting, wanted = self._requests.models, self.wanted.pack
+        if wanted in waiting and wanted != here:
+            return False
+        others = [pack for pack in waiting if pack in self.known and pack != here]
+        if others:
+            pack = min(others, key=lambda one: self._ended.get(one, -math.inf))
+        elif self.chosen and not (here and self._requests.has(here)):
+            pack = self.chosen
+        else:
+            pack = here or wanted
+        if pack == wanted:
+            return False
+        self.wanted, self.since, self._client = self.known[pack], now, waiting.get(pack)
+        return True
+
+    def over(self, serving: Session, pause_s: float) -> bool:
+        """Whether the turn of `serving` ends for the wanted model. `pause_s`: seconds that the switch will take."""
+        if not self._requests.has(serving.served.pack_id):
+            return True
+        waits = self.wanted.pack in self._requests.models
+        return waits and min(serving.served_s, self._clock.now() - self.since) >= TURN * pause_s
+
+    def serves(self, session: Session) -> None:
+        """Notes that `session` is ready."""
+        if self.served is None or self.served.pack != session.served.pack_id:
+            if self.served is not None and self._client is not None:
+                self._requests.charge(self._client, session.start_s)
+            self.served, self._client = self.known[session.served.pack_id], None
+
+    def failed(self, pack: str, error: TpiedgeError) -> bool:
+        """Returns to the previous model if `pack` is another one. Returns whether it is."""
+        if self.served is None or pack in ("", self.served.pack):
+            return False
+        self._requests.fail_all(error, pack)
+        self.wanted, self.chosen, self._client = self.served, "", None
+        return True
+
+    def sleeps(self, serving: Session | None) -> bool:
+        """Whether the serving session should end, for want of requests."""
+        if serving is None or self._idle_since is None or self.chosen:
+            return False
+        self.asleep = min(self._clock.now() - self._idle_since, serving.served_s) >= self.keep_s
+        return self.asleep
