@@ -68,7 +68,7 @@ class Browser:
         self.driver.set_page_load_timeout(LIMIT_S)
         self.driver.set_script_timeout(LIMIT_S)
         self._origins: set[str] = set()
-        self._touch = False
+        self._touch = self._dark = False
 
     def close(self) -> None:
         """Ends the browser and those of its processes that would outlive it."""
@@ -92,12 +92,11 @@ class Browser:
 
     def shape(self, width: int, height: int, *, dark: bool = False, touch: bool = False) -> None:
         """A desktop's window, or a phone's, whose clock shows UTC."""
-        self._touch = touch
+        self._touch, self._dark = touch, dark
         metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": touch}
         self._tell("Emulation.setDeviceMetricsOverride", **metrics)
         self._tell("Emulation.setTouchEmulationEnabled", enabled=touch)
-        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        self._tell("Emulation.setEmulatedMedia", features=[scheme])
+        self._colour(dark)
         self._tell("Emulation.setTimezoneOverride", timezoneId="UTC")
 
     @contextmanager
@@ -265,8 +264,16 @@ class Browser:
         """Waits until exactly these answers are there, all complete."""
         self.wait(lambda: self.answers() == list(texts) and not self.see(".progress"))
 
-    def flaws(self, *rules: str) -> list[str]:
-        """Returns the serious and critical violations that axe finds, of `rules` only where some are given."""
+    def flaws(self) -> list[str]:
+        """Returns the serious and critical violations that axe finds. Light and dark differ in colours only."""
+        found = self._flaws()
+        self._colour(not self._dark)
+        self.draw()
+        found += self._flaws("color-contrast")
+        self._colour(self._dark)
+        return found
+
+    def _flaws(self, *rules: str) -> list[str]:
         if not self.run("return 'axe' in window"):
             self.run(_AXE.read_text(encoding="utf-8"))
         found = self.driver.execute_async_script(
@@ -275,6 +282,10 @@ class Browser:
             rules,
         )
         return [json.dumps(flaw)[:1500] for flaw in found if flaw.get("impact") not in ("minor", "moderate")]
+
+    def _colour(self, dark: bool) -> None:
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self._tell("Emulation.setEmulatedMedia", features=[scheme])
 
     def _called(self, name: str, within: str, *, seen: bool = True) -> Any:
         found: Sequence[Any] = self.run(_NAMED, within, name)

@@ -117,7 +117,7 @@ class Admin:
 
     async def _invite(self, request: Request) -> Response:
         await self._intake.done(request, lambda values: BodyFields(values, NOTHING))
-        return JSONResponse({"lines": await self._run(self._service.invite)})
+        return JSONResponse(await self._run(self._service.invite))
 
     async def _use(self, request: Request) -> Response:
         fields = await self._intake.done(request, lambda values: BodyFields(values, USE))

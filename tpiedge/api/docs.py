@@ -53,7 +53,11 @@ def docs_page(version: str) -> str:
 def _operation(one: t.JsonSchema) -> str:
     key = "An API key is needed if the master has any."
     if "security" in one:
-        key = "The admin key is needed." if one["security"] else "No key is needed."
+        names = {
+            "admin": "The admin key is needed.",
+            "code": "A code of POST /admin/link is needed as the bearer token.",
+        }
+        key = " ".join(names[name] for each in one["security"] for name in each) or "No key is needed."
     kinds = ", ".join(one["responses"]["200"]["content"])
     found = f"<p>{_said(one['summary'])}. {key} Answer: {kinds}.</p>"
     if parameters := one["parameters"]:

@@ -13,7 +13,6 @@ from tpiedge.api.admin import NOTHING, USE, word_body
 from tpiedge.api.completions import ANSWER_FORMS
 from tpiedge.api.guard import LINK_PATH
 from tpiedge.api.lookups import LOOKUPS
-from tpiedge.api.ollama import ABSENT
 
 _NAME: Final[t.JsonSchema] = {**t.TEXT, "minLength": 1, "maxLength": 256}
 _COUNT: Final[t.JsonSchema] = {"type": "integer", "minimum": 0}
@@ -95,17 +94,13 @@ def _routes() -> Iterator[tuple[str, str, str, t.JsonSchema | None, str]]:
     for path, (about, table) in _POSTED.items():
         yield path, "post", about, table, ""
     yield "/admin/link", "post", "A code for a link that makes the page an administrator's, once", None, ""
-    yield LINK_PATH, "post", "The admin key, for the code of such a link in place of a key", None, ""
-    for path, (methods, instead) in ABSENT.items():
-        yield path, methods[-1].lower(), f"Not supported: {instead}", None, ""
+    yield LINK_PATH, "post", "On the master's computer: the admin key for a code, once", None, ""
     yield "/admin/requests/{id}", "delete", "End a request that runs or waits", None, ""
 
 
 def _operation(path: str, method: str, body: t.JsonSchema | None, kind: str) -> t.JsonSchema:
     failure = [name for name, (_, begins) in _ERRORS.items() if path.startswith(begins)][-1]
-    parameters = [
-        _parameter(name, "path", _NAME) for name in ("id", "name", "digest") if f"{{{name}}}" in path
-    ]
+    parameters = [_parameter(name, "path", _NAME) for name in ("id", "name") if f"{{{name}}}" in path]
     for end, more in _PARAMETERS.items():
         parameters += more if method == "get" and path.endswith(end) else ()
     answer = {"description": "The answer", **_content({"type": "object"})}
@@ -122,7 +117,7 @@ def _operation(path: str, method: str, body: t.JsonSchema | None, kind: str) -> 
     if path in ("/health", "/ready", "/docs"):
         found["security"] = []
     elif path.startswith("/admin/"):
-        found["security"] = [{"admin": []}]
+        found["security"] = [{"code" if path == LINK_PATH else "admin": []}]
     if body is not None:
         found["requestBody"] = {"required": True, **_content(body)}
     return found
@@ -160,6 +155,7 @@ def document() -> t.JsonSchema:
                     "scheme": "bearer",
                     "description": "The secret of the master's own user.",
                 },
+                "code": {"type": "http", "scheme": "bearer", "description": "A code of POST /admin/link."},
             },
         },
         # A master on loopback needs no key.

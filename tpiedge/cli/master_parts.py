@@ -168,11 +168,12 @@ def master_parts(
             if records is not None and failed is None and kind in (KeyboardInterrupt, Terminated):
                 records.ended_in_order()
 
-        def invite() -> list[str]:
+        def invite() -> dict[str, object]:
             workers = lan_address(listen)  # now: at a computer's start the network may come later
             _, secret = TokenStore(folder).create(DAY_S)
             token = JoinToken(keys.public, secret, workers)
-            return install_lines(folder, workers, token.text)
+            ports = [workers.beside(offset).port for offset in PURPOSES]
+            return {"lines": install_lines(folder, workers, token.text), "ports": ports}
 
         service = Service(running, registrar, pairing, models, supervisor, invite)
         api = ApiServer(

@@ -35,9 +35,10 @@ class Service:
         pairing: PairingHub,
         models: ServedModels,
         supervisor: Supervisor,
-        invite: Callable[[], list[str]] = list,
+        invite: Callable[[], dict[str, object]] = dict,
     ) -> None:
-        #: Makes a token for one worker. Returns lines for a shell that install and start the worker. Raises UserError.
+        #: Makes a token for one worker. Returns `lines` for a shell that install and start the worker, and the `ports`
+        #: of the master that it connects to. Raises UserError.
         self.invite = invite
         self._master = master
         self._supervisor = supervisor

@@ -41,7 +41,7 @@ function App() {
   const view = shown();
   useEffect(() => {
     const follow = () => {
-      takeKey();
+      if (takeKey()) chats.findModel(); // whoever was asked for a key may have declined
       move(placeNow());
     };
     addEventListener("hashchange", follow);

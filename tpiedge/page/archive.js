@@ -4,9 +4,6 @@ import { texts } from "./texts.js";
 
 const KIND = "tpiedge conversations";
 const VERSION = 1;
-// Of a file: each conversation is a write to the database.
-export const MOST_BYTES = 50_000_000;
-const MOST = 5000;
 const ID = /^[0-9a-f]{24}$/;
 const ROLES = ["user", "assistant"];
 const ENDED = ["done", "stopped", "interrupted", "failed"];
@@ -28,7 +25,6 @@ export function unarchived(text) {
   const file = parsed(text);
   if (file?.kind !== KIND || !Array.isArray(file.conversations)) throw new Error(texts.chat.noArchive);
   if (file.version !== VERSION) throw new Error(texts.chat.newerArchive);
-  if (file.conversations.length > MOST) throw new Error(texts.chat.largeArchive);
   return file.conversations.map((one, index) => {
     try {
       return checked(one);

@@ -129,9 +129,14 @@ class Chats extends EventTarget {
   }
 
   // Whether an answer has a beginning and no end, of which the model can write more.
-  canExtend({ id, text, finish, state }) {
-    const unfinished = finish === "length" || ["stopped", "interrupted", "failed"].includes(state);
-    return text !== "" && unfinished && !this.running.has(id);
+  canExtend(node) {
+    const unfinished = node.finish === "length" || ["stopped", "interrupted", "failed"].includes(node.state);
+    return node.text !== "" && unfinished && !this.fills(node) && !this.running.has(node.id);
+  }
+
+  // Whether an answer ended where the model's context does.
+  fills({ usage }) {
+    return usage?.total_tokens >= this.model?.context_length;
   }
 
   // Has the model write on where the answer `node` ended.

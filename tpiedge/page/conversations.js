@@ -1,7 +1,6 @@
 // The list of conversations; on a narrow screen a drawer over the one that is shown.
 
 import { html, useLayoutEffect, useRef, useState } from "./vendor/htm/standalone.module.js";
-import { MOST_BYTES } from "./archive.js";
 import { chats } from "./chats.js";
 import { Dialog } from "./dialog.js";
 import { Icon } from "./icons.js";
@@ -18,6 +17,7 @@ const REVOKE_MS = 60_000;
 export function ConversationList({ chosen, open, choose, close }) {
   const [renaming, rename] = useState("");
   const [removing, remove] = useState("");
+  const [said, say] = useState(null); // here, so that the list is drawn with it
   const first = useRef(null);
   useLayoutEffect(() => {
     if (open) first.current.focus();
@@ -64,7 +64,7 @@ export function ConversationList({ chosen, open, choose, close }) {
                 rename=${rename} remove=${remove} />`}
         </li>`)}
       </ul>
-      <${Tools} count=${all.length} removeAll=${() => remove(ALL)} />
+      <${Tools} said=${said} say=${say} count=${all.length} removeAll=${() => remove(ALL)} />
     </nav>
     ${chats.conversations.has(removing) && html`<${Removal} ask=${texts.chat.removeAsk}
       why=${texts.chat.removeWhy(chats.conversations.get(removing).title)} remove=${removed}
@@ -74,14 +74,12 @@ export function ConversationList({ chosen, open, choose, close }) {
 }
 
 // What is done with all of them.
-function Tools({ count, removeAll }) {
-  const [said, say] = useState(null);
+function Tools({ said, say, count, removeAll }) {
   const file = useRef(null);
   const take = async ({ target }) => {
     const [chosen] = target.files;
     target.value = ""; // the same file may be chosen again
     try {
-      if (chosen.size > MOST_BYTES) throw new Error(texts.chat.largeArchive);
       say({ text: texts.chat.imported(chats.import(await chosen.text())) });
     } catch (error) {
       say({ text: error.message, failed: true });

@@ -28,14 +28,16 @@ export function keepKey(kind, given) {
   show?.();
 }
 
-// Takes the API key that `tpiedge keys add` puts behind #key= of the address, and removes it from the address.
+// Takes the API key that `tpiedge keys add` puts behind #key= of the address, and removes it from the address. Returns
+// whether there was one.
 export function takeKey() {
   const [, found] = /^#key=([\x21-\x7e]+)$/.exec(location.hash) ?? [];
-  if (!found) return;
+  if (!found) return false;
   if (waiting.has("api")) answer("api", found);
   else ofTab.set(`${STORED}api`, found);
   show?.();
   history.replaceState(history.state, "", location.pathname + location.search);
+  return true;
 }
 
 // That the server takes the key `used`. When it does so no more, it has another one since.

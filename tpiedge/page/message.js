@@ -142,7 +142,7 @@ function Outcome({ node }) {
     ${state === "unread" && html`<p class="error">${texts.chat.unread(error)}</p>`}
     ${state === "running" && html`<p class="muted">${texts.chat.elsewhere}</p>`}
     ${state === "interrupted" && html`<p class="muted">${texts.chat.interrupted}</p>`}
-    ${finish === "length" && html`<p class="muted">${texts.chat.cut}</p>`}
+    ${finish === "length" && html`<p class="muted">${chats.fills(node) ? texts.chat.full : texts.chat.cut}</p>`}
     ${facts.length > 0 && html`<p class="facts">${facts.map((fact) => html`<span key=${fact}>${fact}</span>`)}</p>`}`;
 }
 

@@ -112,7 +112,6 @@ export const texts = {
       (added < all ? `; ${whole.format(all - added)} already here.` : "."),
     noArchive: "This file has no conversations of tpiedge: choose one that “Export” made.",
     newerArchive: "A newer tpiedge made this file: upgrade the master.",
-    largeArchive: "This file is too large: at most 5,000 conversations and 50 MB.",
     wrongArchive: (number) => `Nothing imported: conversation ${whole.format(number)} of this file is damaged.`,
     cancel: "Cancel",
     notKept: "Not saved: this browser gives the page no more storage. Delete conversations.",
@@ -168,6 +167,7 @@ export const texts = {
     tooLong: (fit) =>
       `${fit ? `It has room for ${tokens(fit)}, the answer included. ` : ""}Shorten the message or start a new chat.`,
     cut: "The answer reached its length limit.",
+    full: "The model's context is full. Edit an earlier message or start a new chat.",
 
     count: tokens,
     rate: (rate) => `${rate.toFixed(1)} tokens/s`,
@@ -284,11 +284,11 @@ export const texts = {
       title: "Add a machine",
       why: "Paste these lines into a terminal of the new machine. They install tpiedge there and start a worker; " +
         "the token in them lets one machine in, within a day.",
-      notes: [
+      notes: (first, last) => [
         "The machine needs Linux, 4 GB of memory, and Python 3.11 or newer with venv (Debian, Ubuntu: " +
           "apt install python3-venv).",
-        "It must reach this computer's TCP ports 7070 to 7074, or those that “tpiedge master --listen” was given.",
-        "A firewall here has to let them in: sudo ufw allow 7070:7074/tcp",
+        `It must reach this computer's TCP ports ${first} to ${last}.`,
+        `A firewall here has to let them in: sudo ufw allow ${first}:${last}/tcp`,
       ],
       copy: "Copy",
       copied: "Copied",

@@ -178,6 +178,15 @@ def test_answer_that_reached_its_limit_continues(browser, service, url):
     assert "context" not in browser.text("main")
 
 
+def test_answer_that_filled_the_context_does_not_continue(browser, service, serve, words):
+    service.max_sequence = len(words("<user>A story")) + len(words("Once upon"))
+    answers(service, "Once upon", "length")
+    browser.open(serve().url)
+    browser.say("A story")
+    browser.wait_for_text(".answer", "The model's context is full.")
+    assert "Continue" not in browser.text(".answer")
+
+
 def test_conversations_are_exported_deleted_together_and_imported(browser, service, url, tmp_path):
     listed = hold_two_conversations(browser, service, url)
     browser.downloads_to(tmp_path)
@@ -189,6 +198,7 @@ def test_conversations_are_exported_deleted_together_and_imported(browser, servi
     assert browser.flaws() == []
     browser.click("Delete", "dialog")
     browser.wait(lambda: not browser.texts(listed))
+    browser.run("window.requestAnimationFrame = () => 0")  # the list comes with the notice, not a frame later
     browser.attach("[type=file]", file)
     browser.wait_for_text(".conversations-tools", "2 conversations imported.")
     assert browser.texts(listed) == ["About bears", "About foxes"]
@@ -197,6 +207,7 @@ def test_conversations_are_exported_deleted_together_and_imported(browser, servi
     browser.wait_for_answers("Hm.")
     browser.attach("[type=file]", file)
     browser.wait_for_text(".conversations-tools", "0 conversations imported; 2 already here.")
+    assert browser.flaws() == []
     file.write_text("{}")
     browser.attach("[type=file]", file)
     browser.wait_for_text(".conversations-tools", "This file has no conversations of tpiedge")
@@ -219,6 +230,16 @@ def test_formulas_are_drawn_and_loaded_only_when_needed(browser, service, serve)
     assert browser.texts(".maths") == [r"\(\frac{1}{\)"], "what is no TeX stays as it is"
     assert browser.see("[aria-label=Formula] mtable")
     assert browser.see("math msup mi")
+    answers(service, r"Words before \(x\kern-4em y\)")
+    browser.say("A negative space")
+    browser.wait(lambda: len(browser.run("return [...document.querySelectorAll('math')]")) == 5)
+    assert (
+        browser.run(
+            "const { x, y } = [...document.querySelectorAll('math mi')].at(-1).getBoundingClientRect();"
+            "return document.elementFromPoint(x + 2, y + 2).localName"
+        )
+        == "p"
+    ), "it covers no words"
     assert browser.run("return window.hit ?? null") is None
     assert browser.flaws() == []
     browser.shape(390, 844, touch=True)
@@ -239,6 +260,7 @@ def test_reasoning_is_collapsed_by_default(browser, url):
     browser.click("Thoughts")
     browser.wait(lambda: browser.see(".reasoning[open]"))
     assert browser.text(".reasoning .said") == "It is <b>easy</b>."
+    assert browser.flaws() == []
 
 
 def test_page_asks_for_a_valid_api_key_once(browser, service, serve):

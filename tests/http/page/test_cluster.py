@@ -42,11 +42,13 @@ def test_cluster_view_asks_for_the_admin_key(browser, server):
     browser.click("Cluster")
     browser.wait_for_text(".locked", "This view needs the admin key")
     browser.wait_for_text(".locked", "tpiedge nodes key")
+    assert browser.flaws() == []
     browser.click("Enter key")
     browser.wait(lambda: browser.see("dialog[open]"))
     browser.type("dialog input", "wrong")
     browser.click("Use this key", "dialog")
     browser.wait(lambda: browser.see("dialog .error"))
+    assert browser.flaws() == []
     browser.click("Cancel", "dialog")
     browser.wait(lambda: browser.see(".locked"))
     browser.click("Enter key")
@@ -66,7 +68,7 @@ def test_cluster_view_shows_machines_and_predictions(view, service):
     assert "Links to workers" not in view.text(".machines")
     view.wait_for_text(".machine .share", "Share of the work")
     assert not view.see(".machine .details[open]")
-    view.run("for (const one of document.querySelectorAll('.machine .details')) one.open = true")
+    view.run("for (const one of document.querySelectorAll('details')) one.open = true")
     assert view.texts(".machine .details dt")[:3] == ["Rank", "Attention heads", "FFN"]
     assert view.texts(".machine .details dd") == ["0", "50 %", "25 %", "w-1", "1", "50 %", "75 %", "w-2"]
     assert view.flaws() == []
@@ -74,6 +76,7 @@ def test_cluster_view_shows_machines_and_predictions(view, service):
     view.wait_for_text(".forecast", "Without attic a step would take about 25 % longer (predicted).")
     view.click("What if one more machine joined?")
     view.wait_for_text(".one-more", "With it a step would take about 25 % longer (predicted).")
+    assert view.flaws() == []
     service.needed = "0 of 1 worker here"
     view.click("If removed? attic")
     view.wait_for_text(".forecast", "Without attic there is no plan: 0 of 1 worker here")
@@ -93,6 +96,7 @@ def test_machines_are_approved_by_a_code_drained_undrained_and_revoked(view, ser
     view.type("#code", "wrong")
     view.click("Approve")
     view.wait_for_text(".waiting .error", "no worker waits with the code 'wrong'")
+    assert view.flaws() == []
     view.type("#code", CODE[0])
     view.wait(lambda: not view.see(".waiting .error"))
     view.run("document.querySelector('#code').value = ''")
@@ -109,6 +113,8 @@ def test_machines_are_approved_by_a_code_drained_undrained_and_revoked(view, ser
     view.click("Undrain attic")
     view.wait(lambda: view.texts(".machine .pill") == ["serving", "spare", "spare"])
     view.click("Revoke attic")
+    view.wait_for_text("dialog", "It is removed at once.")
+    assert view.flaws() == []
     view.click("Revoke", "dialog")
     view.wait(lambda: service.revoked == ["w-1"])
 
@@ -130,15 +136,17 @@ def test_cluster_view_shows_step_timeline_and_ends_requests(view, service):
     assert view.texts(".timeline tbody th") == ["master", "attic"]
     assert view.texts(".timeline tbody tr:first-child td") == ["13 ms", "0.00 ms", "6.00 ms", "0.00 ms"]
     for width, height, phone in ((390, 844, True), (1200, 800, False)):
-        view.shape(width, height, dark=phone, touch=phone)
+        view.shape(width, height, touch=phone)
         view.draw()
         assert view.flaws() == []
         assert view.outside() == [0, 0, 0]
         view.click("Drain attic")
+        view.wait(lambda: view.see("dialog[open]"))
         assert view.flaws() == []
         view.click("Cancel", "dialog")
         view.wait(lambda: not view.see("dialog"))
     view.wait_for_text(".requests td", "answering")
+    assert view.flaws() == []
     view.click(f"End {generation.request.id}")
     view.click("End it", "dialog")
     view.wait_for_text("body", "No requests.")
@@ -149,9 +157,12 @@ def test_cluster_view_shows_step_timeline_and_ends_requests(view, service):
 
 
 def test_page_shows_lines_that_add_a_machine(view, service):
-    service.invite = lambda: ["python3 -m venv ~/tpiedge &&", "~/tpiedge/bin/tpiedge worker"]
+    lines = ["python3 -m venv ~/tpiedge &&", "~/tpiedge/bin/tpiedge worker"]
+    service.invite = lambda: {"lines": lines, "ports": [7170, 7171, 7172, 7173, 7174]}
     view.click("Add a machine")
     view.wait(lambda: view.see("dialog[open]"))
     assert view.texts("dialog pre") == ["python3 -m venv ~/tpiedge &&\n~/tpiedge/bin/tpiedge worker"]
+    view.wait_for_text("dialog li", "sudo ufw allow 7170:7174/tcp")
+    assert view.flaws() == []
     view.click("Close", "dialog")
     view.wait(lambda: not view.see("dialog[open]"))

@@ -42,6 +42,7 @@ def test_focus_moves_after_regenerate_and_version_change(page, service, goes_to)
     assert service.tokenizer.decode(list(second)) == "<user>Say something"
     assert first == second
     assert page.text(".versions") == "2 of 2"
+    assert page.flaws() == []
     press_on(page, "Previous version")
     page.wait_for_answers("One.")
     goes_to("Previous version")

@@ -1,3 +1,5 @@
+import pytest
+
 from tests.http.conftest import answers
 
 KEY = "0123456789abcdef0123456789abcdef"
@@ -14,6 +16,7 @@ def test_page_works_in_a_browser_without_storage(forgetful_browser, service, ser
     browser.wait(lambda: browser.see("dialog[open]"))
     browser.press("sk-right\n")
     browser.wait_for_text(".notice", "This browser stores nothing: conversations are lost")
+    assert browser.flaws() == []
     browser.say("Well?")
     browser.wait_for_answers("Yes.")
     browser.click("Settings")
@@ -44,12 +47,16 @@ def test_key_in_the_address_is_used_and_removed_from_it(browser, service, serve)
     browser.wait_for_answers("Yes.")
 
 
-def test_key_in_the_address_of_an_open_page_answers_its_question(browser, service, serve):
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_key_in_the_address_of_an_open_page_answers_its_question(browser, service, serve, cancelled):
     answers(service, "Yes.")
     browser.open(serve(keys=[KEY]).url)
     browser.wait(lambda: browser.see("dialog[open]"))
+    if cancelled:
+        browser.click("Cancel", "dialog")
+        browser.wait(lambda: browser.see(".problem"))
     browser.run("location.hash = arguments[0]", f"key={KEY}")
-    browser.wait(lambda: not browser.see("dialog[open]"))
+    browser.wait(lambda: browser.see(".model") and not browser.see("dialog[open], .problem"))
     browser.say("Well?")
     browser.wait_for_answers("Yes.")
     assert KEY not in browser.run("return location.href")

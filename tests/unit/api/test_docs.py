@@ -57,6 +57,12 @@ def test_docs_show_every_field_with_type_and_default(
         assert any(kind in line and default in line for line in mine), (name, schema)
 
 
+def test_docs_name_the_key_that_a_route_needs() -> None:
+    assert "A code of POST /admin/link is needed as the bearer token." in section("post", "/admin/key")
+    assert "The admin key is needed." in section("post", "/admin/link")
+    assert "No key is needed." in section("get", "/health")
+
+
 def test_docs_have_no_script_and_load_only_files_of_the_page() -> None:
     assert not re.search(r"<script|<style|\sstyle=|\son\w+=|://", PAGE)
     links = re.findall(r'(?:href|src)="([^"#]+)"', PAGE)
