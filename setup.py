@@ -1,4 +1,4 @@
-"""Builds the native code and takes configs/ along; everything else is in pyproject.toml.
+"""Builds the native code and takes aliases and testbeds along; everything else is in pyproject.toml.
 
 That of the kernels, the transport and the switch is a shared library each, with a C interface, loaded with ctypes.
 Optional: without a C++ compiler the package installs without them, computes with torch, talks in Python and has no
@@ -40,12 +40,16 @@ def native(package: str) -> Extension:
 
 
 class BuildWithConfigs(build_py):
-    """Copies configs/ into the package; an editable install reads it where it is."""
+    """Copies aliases and testbeds into the package; an editable install reads it where it is."""
 
     def run(self) -> None:
         super().run()
         if not self.editable_mode:
-            shutil.copytree("configs", Path(self.build_lib, "tpiedge", "configs"), dirs_exist_ok=True)
+            # Other files in configs/ are examples, and settings of the user's, with secrets.
+            for path in Path("configs").glob("*/*.toml"):
+                target = Path(self.build_lib, "tpiedge", path)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, target)
 
 
 class BuildAtOnce(build_ext):

@@ -8,6 +8,7 @@ from click.testing import CliRunner
 from tests.http.conftest import SECRET, KnowingTemplate, answers
 from tpiedge.cli.chat_client import chat
 from tpiedge.cli.main import cli
+from tpiedge.cli.master_parts import only_master
 from tpiedge.cli.nodes import nodes
 from tpiedge.errors import PeerError, PeerLost, UserError
 from tpiedge.host.private_file import replace_private
@@ -32,7 +33,8 @@ def command(tmp_path, service, serve):
         assert result.exit_code == 0, result.output
         return result.stdout
 
-    return run
+    with only_master(tmp_path / "master"):
+        yield run
 
 
 def test_chat_command_prints_one_answer_as_json(command, service):
@@ -175,8 +177,10 @@ def test_nodes_link_prints_a_link_to_this_computers_page(command, tmp_path):
 def test_command_without_a_master_says_how_to_start_one(tmp_path, command):
     replace_private(tmp_path / "master" / "admin.json", {"url": "http://127.0.0.1:1", "secret": "s"})
     arguments = ["--state", str(tmp_path)] + (["--prompt", "x"] if command is chat else [])
-    with pytest.raises(UserError, match="tpiedge master"):
+    with only_master(tmp_path / "master"), pytest.raises(UserError, match="tpiedge master"):
         raise CliRunner().invoke(command, arguments).exception
+    with pytest.raises(UserError, match="no master runs on this computer"):
+        raise CliRunner().invoke(nodes, ["--state", str(tmp_path)]).exception
     (tmp_path / "master" / "admin.json").unlink()
     with pytest.raises(UserError, match="tpiedge master"):
         raise CliRunner().invoke(nodes, ["--state", str(tmp_path)]).exception

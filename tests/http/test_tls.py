@@ -14,6 +14,7 @@ from tests.http.test_connections import answer_to
 from tpiedge.api.connection import PIECE_BYTES
 from tpiedge.api.limits import Limits
 from tpiedge.cli.chat_client import chat
+from tpiedge.cli.master_parts import only_master
 from tpiedge.cli.nodes import nodes
 from tpiedge.errors import UserError
 from tpiedge.host.certificate import own_certificate
@@ -73,8 +74,9 @@ def test_local_master_certificate_is_trusted_by_stored_fingerprint(secure, servi
     text = answers(service, "Hello there")
     note = {"url": secure().url, "secret": SECRET, "tls_sha256": certificate.fingerprint}
     replace_private(tmp_path / "master" / "admin.json", note)
-    assert "attic" in invoke(nodes, "--state", tmp_path)
-    assert invoke(chat, "--state", tmp_path, "--prompt", "x") == text + "\n"
+    with only_master(tmp_path / "master"):
+        assert "attic" in invoke(nodes, "--state", tmp_path)
+        assert invoke(chat, "--state", tmp_path, "--prompt", "x") == text + "\n"
 
 
 @pytest.mark.parametrize(

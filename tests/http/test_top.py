@@ -7,6 +7,7 @@ from click.testing import CliRunner
 from tests.http.conftest import SECRET
 from tests.http.test_cluster import ATTIC, NODE
 from tpiedge.cli import top as module
+from tpiedge.cli.master_parts import only_master
 from tpiedge.cli.top import top
 from tpiedge.host.private_file import replace_private
 from tpiedge.master.history import ClusterEvent
@@ -31,7 +32,8 @@ def run(tmp_path, service, serve):
         assert (result.exit_code, result.stderr) == (0, "")
         return result.stdout
 
-    return invoke
+    with only_master(tmp_path / "master"):
+        yield invoke
 
 
 @pytest.mark.parametrize("arguments", [(), ("--once",)])

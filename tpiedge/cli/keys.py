@@ -11,10 +11,10 @@ import click
 from tpiedge.api.guard import is_loopback
 from tpiedge.api.keys import add_key, key_names, revoke_key
 from tpiedge.cli.listing import ListingGroup, json_option, print_table
-from tpiedge.cli.master_lines import qr_lines, terminal_columns
+from tpiedge.cli.master_lines import qr_lines, terminal_columns, url_for_others
 from tpiedge.cli.options import Location, option, state_option, together
-from tpiedge.host.addresses import HTTP_PORT, outgoing_host
-from tpiedge.host.private_file import api_keys, master_state, read_private
+from tpiedge.host.addresses import HTTP_PORT, outgoing_host, parse_address
+from tpiedge.host.private_file import api_keys, running_master
 
 _usual_options = together(
     option(
@@ -41,11 +41,12 @@ def keys() -> None:
 @_usual_options
 def add(name: str, file: Path | None, as_json: bool, state: Path | None) -> None:
     """Make a key called NAME, and show a QR code that opens the page with it on a phone."""
-    running = _running(state)
+    running = running_master(state)
     path = _chosen(file, running, state)
     key = add_key(path, name)
-    used = str(path) == running.get("api_key_file")
-    page = str(running.get("page", "")) if used else ""
+    page = ""
+    if str(path) == running.get("api_key_file"):
+        page = url_for_others(parse_address(str(running["http"])), str(running["url"]))
     reached = not is_loopback(urlsplit(page).hostname or "localhost")
     if not reached:
         page = f"http://{outgoing_host() or '127.0.0.1'}:{HTTP_PORT}"
@@ -71,7 +72,7 @@ def add(name: str, file: Path | None, as_json: bool, state: Path | None) -> None
 @_usual_options
 def ls(file: Path | None, as_json: bool, state: Path | None) -> None:
     """List the names of the keys."""
-    path = _chosen(file, _running(state), state)
+    path = _chosen(file, running_master(state), state)
     names = key_names(path)
     if as_json:
         click.echo(json.dumps({"file": str(path), "keys": [{"name": name} for name in names]}))
@@ -86,14 +87,9 @@ def ls(file: Path | None, as_json: bool, state: Path | None) -> None:
 @_usual_options
 def revoke(name: str, file: Path | None, as_json: bool, state: Path | None) -> None:
     """Refuse the key called NAME from now on; its running answers finish."""
-    path = _chosen(file, _running(state), state)
+    path = _chosen(file, running_master(state), state)
     revoke_key(path, name)
     click.echo(json.dumps({"revoked": name, "file": str(path)}) if as_json else f"{name} is revoked")
-
-
-def _running(state: Path | None) -> Mapping[str, object]:
-    """Returns what the running master says of itself; empty if none runs."""
-    return read_private(master_state(state) / "admin.json") or {}
 
 
 def _chosen(given: Path | None, running: Mapping[str, object], state: Path | None) -> Path:

@@ -1,6 +1,8 @@
 """Starts and connects the parts of a running master."""
 
+import errno
 import math
+import os
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -13,10 +15,10 @@ from tpiedge.api.limits import Limits
 from tpiedge.api.records import RecordFolder
 from tpiedge.api.server import ApiServer
 from tpiedge.cli.entry import Terminated
-from tpiedge.cli.master_lines import lan_address, url_for_others
+from tpiedge.cli.master_lines import lan_address
 from tpiedge.cli.token import install_lines
 from tpiedge.clock import MonotonicClock
-from tpiedge.errors import OutOfMemory, UserError, cannot_write
+from tpiedge.errors import OutOfMemory, ResourceError, UserError, cannot_write
 from tpiedge.host.addresses import (
     DATA_OFFSET,
     FILES_OFFSET,
@@ -29,7 +31,7 @@ from tpiedge.host.addresses import (
     resolve,
 )
 from tpiedge.host.certificate import Certificate
-from tpiedge.host.private_file import SNAPSHOTS, private_folder, replace_private
+from tpiedge.host.private_file import ADMIN, MASTER_LOCK, SNAPSHOTS, private_folder, replace_private
 from tpiedge.joining.connecting import MASTER
 from tpiedge.joining.pairing_link import PairingHub
 from tpiedge.joining.registrar import Registrar, unknown_peer_policy
@@ -70,7 +72,7 @@ ANYWHERE = "0.0.0.0"
 @contextmanager
 def only_master(folder: Path) -> Iterator[None]:
     """Locks the master's `folder`. Raises UserError if another master uses the folder."""
-    with FileLock(private_folder(folder) / ".master.lock") as lock:
+    with FileLock(private_folder(folder) / MASTER_LOCK) as lock:
         try:
             alone = lock.try_alone()
         except OSError as error:
@@ -85,10 +87,17 @@ def only_master(folder: Path) -> Iterator[None]:
 
 
 def check_ports(listen: Address, http: Address) -> None:
-    """Raises UserError if a port is taken. Call it before slow work."""
+    """Raises UserError if a port is taken, ResourceError if the address is missing. Call it before slow work."""
     ports = [("--listen", resolve(listen).beside(offset), purpose) for offset, purpose in PURPOSES.items()]
     for flag, address, purpose in [*ports, ("--http", resolve(http), "the API")]:
-        if port_state(address.port, address.host) == "in use":
+        state = port_state(address.port, address.host)
+        if state == os.strerror(errno.EADDRNOTAVAIL):
+            # Not the exit status of bad input: a service tries again, since the network may come later.
+            raise ResourceError(
+                f"cannot listen on {address} for {purpose}: this computer does not have this address now; give one "
+                f"that it has with {flag}"
+            )
+        if state == "in use":
             raise UserError(
                 f"cannot listen on {address} for {purpose}: {holder(address.port)} has this port; stop it, or "
                 f"give another port with {flag}"
@@ -190,9 +199,9 @@ def master_parts(
         running.keep_weights(flags.unload_s or math.inf)
         running.start(int(time.time()))
         # Before the API starts: a killed master's file holds another secret.
-        admin = folder / "admin.json"
+        admin = folder / ADMIN
         note: dict[str, object] = {"url": api.url, "secret": flags.secret, "workers": str(listen)}
-        note["page"] = url_for_others(flags.http, api.url)
+        note["http"] = str(flags.http)
         note["api_key_file"] = str(flags.api_key_file.resolve()) if flags.api_key_file else ""
         if certificate is not None:
             note["tls_sha256"] = certificate.fingerprint

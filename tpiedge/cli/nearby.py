@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from tpiedge.errors import PeerError, UserError
-from tpiedge.host.addresses import Address
+from tpiedge.errors import PeerError, ResourceError, UserError
+from tpiedge.host.addresses import Address, outgoing_host
 from tpiedge.joining.connecting import who_is_at
 from tpiedge.joining.identity import cluster_name
 from tpiedge.wire.codec import PROTOCOL
@@ -27,7 +27,8 @@ def check_announcing(address: Address) -> None:
     _check_installed("--announce")
     host = address.host
     if not host.replace(".", "").isdecimal() or host.startswith("127."):  # a name, or IPv6
-        raise UserError(
+        # Without a network yet, not the exit status of bad input: a service tries again.
+        raise (UserError if outgoing_host() else ResourceError)(
             f"--announce: other machines cannot reach {address}: --listen at an IPv4 address of the local network"
         )
 

@@ -17,7 +17,7 @@ import httpx
 from tpiedge.cli.options import Location, option
 from tpiedge.errors import ContextFull, PeerError, ResourceError, TpiedgeError, UserError
 from tpiedge.host.certificate import fingerprint_of
-from tpiedge.host.private_file import master_state, read_private
+from tpiedge.host.private_file import ADMIN, master_state, running_master
 from tpiedge.master.reconciler import RECOVERY_GRACE_S
 from tpiedge.sanitise import sanitised
 
@@ -256,15 +256,14 @@ def admin_of(state: Path | None) -> MasterClient:
 
 
 def _read_admin(state: Path | None) -> tuple[str, str, ssl.SSLContext | None] | None:
-    path = master_state(state) / "admin.json"
-    values = read_private(path)
-    if values is None:
+    values = running_master(state)
+    if not values:
         return None
     match values:
         case {"url": str(url), "secret": str(secret)} if _is_url(url):
             fingerprint = values.get("tls_sha256")
             return url, secret, _by_fingerprint(fingerprint) if isinstance(fingerprint, str) else None
-    raise UserError(f"{path} is damaged: restart the master")
+    raise UserError(f"{master_state(state) / ADMIN} is damaged: restart the master")
 
 
 class _Pinned(ssl.SSLContext):

@@ -6,6 +6,7 @@ import os
 import shlex
 import shutil
 import subprocess
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -38,6 +39,15 @@ class _Manager:
 
     def unit(self, verb: str) -> Path:
         return self.folder / f"tpiedge-{verb}.service"
+
+    def check(self) -> None:
+        """Raises UserError if systemd does not answer, or looks for units elsewhere."""
+        known = dict(one.split("=", 1) for one in self.ask("show-environment").splitlines() if "=" in one)
+        looks = Path(known.get("XDG_CONFIG_HOME") or Path.home() / ".config", "systemd", "user")
+        if not self.system and looks != self.folder:
+            raise UserError(
+                f"systemd looks for services in {looks}, not in {self.folder}: unset XDG_CONFIG_HOME here"
+            )
 
     def ask(self, *words: str) -> str:
         """Returns what `systemctl` with these words prints. Raises UserError."""
@@ -127,7 +137,7 @@ def install(ctx: click.Context, system: bool, only_print: bool, verb: str, flags
         raise UserError(
             f"this computer does not run systemd: after each start of the computer, type '{plain} &' instead"
         )
-    manager.ask("show-environment")  # before anything is written
+    manager.check()  # before anything is written
     for folder in given.folders:
         private_folder(folder)
     for path, text in given.secrets.items():
@@ -139,12 +149,14 @@ def install(ctx: click.Context, system: bool, only_print: bool, verb: str, flags
     manager.change("enable", name)
     try:
         manager.change("restart", name)
+        says = _first_words(manager, verb)
     except _NotDone:
         click.echo(f"{name} is still starting: 'tpiedge service status' shows how far it is")
         return
     except UserError:
         raise UserError(f"{name} does not start: {_last_words(manager, verb)}") from None
-    click.echo(f"{name} runs; 'tpiedge service status', 'logs {verb}' and 'uninstall {verb}' manage it")
+    click.echo(f"{name} runs{': ' if says else ''}{says}")
+    click.echo(f"'tpiedge service status', 'logs {verb}' and 'uninstall {verb}' manage it")
     if not manager.system and not (_LINGERING / getpass.getuser()).exists():
         click.echo(
             "it ends when you log out; to keep it, and start it with the computer:  loginctl enable-linger"
@@ -169,6 +181,17 @@ def status(as_json: bool) -> None:
         )
         if one["says"]:
             click.echo(f"  {one['says']}")
+
+
+def _first_words(manager: _Manager, verb: str) -> str:
+    """Returns what a started service says, or "" after ten seconds. Raises UserError if it ended: a worker is ready
+    before it joins."""
+    deadline = time.monotonic() + 10.0
+    while (now := _shown(manager, verb))["state"].startswith("active "):
+        if now["says"] or time.monotonic() >= deadline:
+            return now["says"]
+        time.sleep(0.2)
+    raise UserError(f"it is {now['state']}")
 
 
 def _shown(manager: _Manager, verb: str) -> dict[str, str]:
@@ -233,9 +256,11 @@ def _journal(manager: _Manager, verb: str) -> list[str]:
 
 
 def _last_words(manager: _Manager, verb: str) -> str:
-    """Returns the service's own last line, or how to see its log."""
+    """Returns the last line of the service's last run, or how to see its log."""
     try:
-        words = _run([*_journal(manager, verb), "--identifier=tpiedge", "--lines=1", "--output=cat"])
+        run = manager.ask("show", manager.unit(verb).name, "--property=InvocationID", "--value").strip()
+        only = ["--identifier=tpiedge", f"_SYSTEMD_INVOCATION_ID={run}", "--lines=1", "--output=cat"]
+        words = _run([*_journal(manager, verb), *only])
     except UserError as error:
         words = f"its log cannot be read: {error}"
     return (

@@ -69,7 +69,11 @@ class ServiceUnit:
     confined: bool = True  # writes only to `writable`
 
     def text(self) -> str:
-        writable = _quoted(map(str, self.writable))
+        # What the service uses in a temporary folder would not be in a private one.
+        words = (*self.command, *map(str, self.writable))
+        shared = [one for one in ("/tmp", "/var/tmp") if any(word.startswith(f"{one}/") for word in words)]
+        writable = _quoted([*map(str, self.writable), *shared])
+        files = FILES[: 1 if shared else 2]
         return _UNIT.format(
             verb=self.verb,
             network=_NETWORK if self.account else "",
@@ -77,7 +81,7 @@ class ServiceUnit:
             command=_quoted(word.replace("$", "$$") for word in self.command),
             account=f"User={self.account}\n" if self.account else "",
             stop_s=self.drain_s + 30,
-            files="".join(f"{line}\n" for line in (*FILES, f"ReadWritePaths={writable}") if self.confined),
+            files="".join(f"{line}\n" for line in (*files, f"ReadWritePaths={writable}") if self.confined),
             system=_SYSTEM if self.account else "",
             target="multi-user.target" if self.account else "default.target",
         )

@@ -15,7 +15,7 @@ from prompt_toolkit.key_binding.bindings.search import accept_search
 from prompt_toolkit.output import create_output
 
 from tpiedge.errors import TpiedgeError, cannot_write
-from tpiedge.host.private_file import private_bytes, private_folder
+from tpiedge.host.private_file import private_bytes, private_folder, replace_text
 
 
 class ChatHistory(FileHistory):
@@ -39,7 +39,11 @@ class ChatHistory(FileHistory):
                 self.path.touch(mode=0o600)
             except OSError as error:
                 raise cannot_write(self.path, error) from None
-            private_bytes(self.path)  # refuses a file that others may read
+            held = private_bytes(self.path, sys.maxsize)  # refuses a file that others may read
+            # The oldest messages of a long history go, about half of it at once.
+            cut = held.rfind(b"\n# ", 0, -(2 << 20)) if len(held) > 4 << 20 else -1
+            if cut > 0:
+                replace_text(self.path, held[cut:].decode("utf-8", "replace"))
             self.kept = True
 
     def load_history_strings(self) -> Iterable[str]:

@@ -15,7 +15,13 @@ from tpiedge.cli.listing import ListingGroup, print_table
 from tpiedge.cli.options import state_option
 from tpiedge.errors import UserError
 from tpiedge.host.addresses import CONTROL_PORT, INSTALL_OFFSET, Address, outgoing_host, parse_address
-from tpiedge.host.private_file import master_state, private_folder, read_private, replace_private
+from tpiedge.host.private_file import (
+    master_state,
+    private_folder,
+    read_private,
+    replace_private,
+    running_master,
+)
 from tpiedge.joining.identity import load_or_create_keys
 from tpiedge.joining.tokens import CLOCK_SET_S, DAY_S, JoinToken, TokenRecord, TokenStore
 from tpiedge.local.distribution import INSTALL, find_installer, shell_lines
@@ -48,7 +54,7 @@ def create(expires: str, uses: str, host: str | None, state: Path | None) -> Non
     folder = _master_folder(state)
     if address is None:
         # The running master's address, or the default one.
-        running = (read_private(folder / "admin.json") or {}).get("workers")
+        running = running_master(state).get("workers")
         usual = Address(outgoing_host() or os.uname().nodename, CONTROL_PORT)
         address = parse_address(running, CONTROL_PORT) if isinstance(running, str) else usual
         if address.host in ("0.0.0.0", "::"):

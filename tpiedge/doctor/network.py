@@ -18,6 +18,7 @@ from tpiedge.host.addresses import CONTROL_PORT, HTTP_PORT, PURPOSES, Address, h
 from tpiedge.transport.probe import passes_large_packets
 from tpiedge.units import format_seconds
 
+_RANGE = f"{CONTROL_PORT}-{CONTROL_PORT + max(PURPOSES)}/tcp"
 PORTS = {**{CONTROL_PORT + offset: what for offset, what in PURPOSES.items()}, HTTP_PORT: "HTTP"}
 _NO_SUCH_HOST = "the host is not known here"
 _CONNECT_S = 2.0
@@ -55,15 +56,15 @@ def check_firewall() -> Sequence[Finding]:
 def firewall_finding(ufw: str | None, firewalld: bool, rules: str | None) -> Finding:
     """`ufw`: its configuration; `rules`: the rules of nftables. None: absent or unreadable."""
     if ufw is not None and "ENABLED=yes" in ufw.splitlines():
-        advice = "on a master: ufw allow 7070:7074/tcp, and 8080/tcp for HTTP"
+        advice = f"on a master: ufw allow {_RANGE.replace('-', ':')}, and {HTTP_PORT}/tcp for HTTP"
         return warn("firewall", "ufw is active", advice)
     if firewalld:
-        advice = "on a master: firewall-cmd --permanent --add-port=7070-7074/tcp --add-port=8080/tcp, then --reload"
+        advice = f"on a master: firewall-cmd --permanent --add-port={_RANGE} --add-port={HTTP_PORT}/tcp, then --reload"
         return warn("firewall", "firewalld is active", advice)
     if rules is None:
         return ok("firewall", "no ufw or firewalld; only root can read nftables' rules")
     if "hook input" in rules and ("policy drop" in rules or "reject" in rules):
-        advice = "on a master: let TCP 7070-7074 and 8080 in"
+        advice = f"on a master: let {_RANGE} and {HTTP_PORT}/tcp in"
         return warn("firewall", "nftables refuses some connections", advice)
     return ok("firewall", "none active")
 

@@ -1,7 +1,6 @@
 """Files that only their owner may read, replaced as a whole. Messages never show their contents."""
 
 import contextlib
-import errno
 import fcntl
 import json
 import os
@@ -13,11 +12,14 @@ from pathlib import Path
 from platformdirs import user_state_path
 
 from tpiedge.errors import UserError, cannot_write
+from tpiedge.pack.files import FileLock, sync_folder
 
 _OWNER_ONLY = 0o600
 _MAX_BYTES = 4 << 20
 #: The folder in a machine's state in which a node saves its KV cache for the next node.
 SNAPSHOTS = "locker"  # as earlier versions named it on disk
+#: Files in a master's folder: held by the running master, and what it says of itself.
+MASTER_LOCK, ADMIN = ".master.lock", "admin.json"
 
 
 def master_state(state: Path | None) -> Path:
@@ -93,6 +95,14 @@ def read_private(path: Path) -> dict[str, object] | None:
     return values
 
 
+def running_master(state: Path | None) -> dict[str, object]:
+    """Returns what the running master says of itself; empty if none runs. Raises UserError."""
+    folder = master_state(state)
+    note = read_private(folder / ADMIN)
+    # A killed master leaves its file.
+    return note if note and FileLock(folder / MASTER_LOCK).is_held() else {}
+
+
 def private_bytes(path: Path, most: int = _MAX_BYTES) -> bytes:
     """Reads a file of at most `most` bytes. Raises FileNotFoundError, UserError."""
     try:
@@ -107,7 +117,7 @@ def private_bytes(path: Path, most: int = _MAX_BYTES) -> bytes:
                 )
             if found.st_size > most:
                 raise UserError(f"{path} is damaged ({found.st_size} bytes): delete it to start anew")
-            return os.read(fd, most)
+            return os.read(fd, found.st_size)
         finally:
             os.close(fd)
     except FileNotFoundError:
@@ -165,7 +175,7 @@ def _write(path: Path, text: str, place: Callable[[Path, Path], None]) -> bool:
             file.flush()
             os.fsync(fd)
         place(partial, path)
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
     except OSError as error:
         if place is os.link and isinstance(error, FileExistsError):
             return False
@@ -173,15 +183,3 @@ def _write(path: Path, text: str, place: Callable[[Path, Path], None]) -> bool:
     finally:
         partial.unlink(missing_ok=True)
     return True
-
-
-def _sync_folder(folder: Path) -> None:
-    """Makes the folder's entries durable. Unlike `pack/files.py`, needs no numpy."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    except OSError as error:
-        if error.errno != errno.EINVAL:  # a file system without fsync of folders
-            raise
-    finally:
-        os.close(fd)

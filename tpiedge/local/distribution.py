@@ -12,7 +12,7 @@ import sysconfig
 import zipfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Final
@@ -42,10 +42,9 @@ class Installer:
     def names(self) -> tuple[str, ...]:
         return tuple(filter(None, (self.wheel, self.sources)))
 
-    @cached_property
-    def sums(self) -> dict[str, str]:
-        """The SHA-256 of each file, in hexadecimal digits, by name."""
-        return {name: hashlib.sha256((self.folder / name).read_bytes()).hexdigest() for name in self.names}
+    def address(self, name: str) -> str:
+        """Returns a file's name with its SHA-256, as pip takes it."""
+        return f"{name}#sha256={_hashed(self.folder / name)[0]}"
 
 
 def find_installer(folder: Path) -> Installer | None:
@@ -76,10 +75,10 @@ def make_installer(folder: Path, package: Path = _PACKAGE) -> Installer:
 def shell_lines(made: Installer, url: str, connect: str, token: str) -> list[str]:
     """Returns lines for a shell of another machine. They install tpiedge from `url` and start a worker."""
     torch = metadata.version("torch").partition("+")[0]
-    files = {name: f"{name}#sha256={digest}" for name, digest in made.sums.items()}
+    kind, needs = f"{platform.system()} {platform.machine()}", " ".join(_hashed(made.folder / made.wheel)[1])
     if made.sources:
         other = (
-            f"f='{files[made.sources]}'; command -v g++ >/dev/null || "
+            f"f='{made.address(made.sources)}'; command -v g++ >/dev/null || "
             "{ echo 'This machine compiles tpiedge: install g++ and the headers of Python first.'; f=; }"
         )
     else:
@@ -87,12 +86,27 @@ def shell_lines(made: Installer, url: str, connect: str, token: str) -> list[str
             "echo 'The master has no files for this kind of machine: install tpiedge from its sources.'; f="
         )
     return [
-        f'case "$(uname -sm)" in "{platform.system()} {platform.machine()}") f=\'{files[made.wheel]}\' ;;',
-        f"*) {other} ;; esac",
+        f"case \"$(uname -sm)\" in '{kind}') f='{made.address(made.wheel)}' ;; *) f= ;; esac",
+        # The system's libraries name the versions that they have.
+        f"for v in {needs}; do find -L /lib /lib64 /usr/lib /usr/lib64 -maxdepth 2 -name 'lib[cms]*.so.6' \\",
+        '  -exec grep -qF "$v" {} \\; -print 2>/dev/null | grep -q . || f=; done',
+        f'[ "$f" ] || {{ {other}; }}',
         '[ "$f" ] && python3 -m venv ~/tpiedge && ~/tpiedge/bin/python -m pip install \\',
         f'  --extra-index-url {TORCH_INDEX} torch=={torch} "tpiedge @ {url}/$f" &&',
         f"~/tpiedge/bin/tpiedge worker --connect {connect} --token {token}",
     ]
+
+
+@cache
+def _hashed(path: Path) -> tuple[str, list[str]]:
+    """Returns a file's SHA-256, and the latest versions of the C and C++ libraries that its native code names. A file's
+    name tells its content, so each is read once."""
+    content, latest = path.read_bytes(), dict[str, tuple[int, ...]]()
+    for name, version in set(re.findall(rb"(?<=\0)(GLIBC(?:XX)?)_(\d[\d.]*)(?=\0)", content)):
+        number = tuple(map(int, version.decode().split(".")))
+        latest[name.decode()] = max(number, latest.get(name.decode(), ()))
+    versions = [f"{name}_{'.'.join(map(str, number))}" for name, number in sorted(latest.items())]
+    return hashlib.sha256(content).hexdigest(), versions
 
 
 def _installed(package: Path) -> Iterator[tuple[str, bytes]]:
@@ -120,7 +134,7 @@ def _sources(checkout: Path) -> Iterator[tuple[str, bytes]]:
 
 def _configs(checkout: Path) -> list[Path]:
     """Returns the files that tpiedge reads itself. Others in configs/ are settings of the user's, with secrets."""
-    return [*_files(checkout / "configs" / "models"), *_files(checkout / "configs" / "testbeds")]
+    return sorted((checkout / "configs").glob("*/*.toml"))
 
 
 def _files(folder: Path) -> list[Path]:

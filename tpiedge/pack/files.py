@@ -296,5 +296,8 @@ def sync_folder(folder: Path) -> None:
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # a file system without fsync of folders
+            raise
     finally:
         os.close(fd)

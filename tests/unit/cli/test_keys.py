@@ -1,10 +1,13 @@
 import json
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
 from tpiedge.cli import keys as verb
+from tpiedge.cli import master_lines
+from tpiedge.cli.master_parts import only_master
 from tpiedge.errors import UserError
 from tpiedge.host.private_file import replace_private
 
@@ -13,7 +16,8 @@ LAN = "192.168.1.10"
 
 @pytest.fixture(autouse=True)
 def _lan(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verb, "outgoing_host", lambda: LAN)
+    for module in (verb, master_lines):
+        monkeypatch.setattr(module, "outgoing_host", lambda: LAN)
 
 
 def run(state: Path, *arguments: str) -> Result:
@@ -43,20 +47,31 @@ def test_keys_are_added_listed_and_revoked(tmp_path: Path) -> None:
     ("note", "url", "says"),
     [
         (None, f"http://{LAN}:8080", "start 'tpiedge master MODEL --http 0.0.0.0:8080' first"),
-        ({"page": "https://10.0.0.5:9000"}, "https://10.0.0.5:9000", ""),
         (
-            {"page": "http://[::1]:8080"},
+            {"killed": True, "http": "10.0.0.5:9000", "url": "https://10.0.0.5:9000"},
+            f"http://{LAN}:8080",
+            "start 'tpiedge master MODEL",
+        ),
+        (
+            {"http": "10.0.0.5:9000", "url": "https://10.0.0.5:9000"},
+            "https://10.0.0.5:9000",
+            "",
+        ),
+        # It may have started before the network.
+        ({"http": "0.0.0.0:9000", "url": "http://127.0.0.1:9000"}, f"http://{LAN}:9000", ""),
+        (
+            {"http": "[::1]:8080", "url": "http://[::1]:8080"},
             f"http://{LAN}:8080",
             "phones cannot use the running master with this key: start 'tpiedge master MODEL --http 0.0.0.0:8080 "
             "--api-key-file {file}' first",
         ),
         (
-            {"page": f"http://{LAN}:9000", "api_key_file": ""},
+            {"http": f"{LAN}:9000", "url": f"http://{LAN}:9000", "api_key_file": ""},
             f"http://{LAN}:8080",
             "phones cannot use the running master with this key: start",
         ),
     ],
-    ids=["no master", "in the network", "loopback", "a master without keys"],
+    ids=["no master", "a killed master", "in the network", "anywhere", "loopback", "a master without keys"],
 )
 def test_address_with_the_key_is_the_running_masters(
     tmp_path: Path, note: dict[str, object] | None, url: str, says: str
@@ -64,7 +79,9 @@ def test_address_with_the_key_is_the_running_masters(
     file = tmp_path / "keys"
     if note is not None:
         replace_private(tmp_path / "master" / "admin.json", {"api_key_file": str(file)} | note)
-    ended = run(tmp_path, "add", "phone")
+    killed = note is None or "killed" in note
+    with nullcontext() if killed else only_master(tmp_path / "master"):
+        ended = run(tmp_path, "add", "phone")
     assert f"on a phone, scan this or open:  {url}/#key={ended.stdout.strip()}\n" in ended.stderr
     assert says.format(file=file) in ended.stderr
     assert ("first" in ended.stderr) == bool(says)

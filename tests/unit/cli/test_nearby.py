@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 
 from tpiedge.cli import nearby
-from tpiedge.errors import PeerError, UserError
+from tpiedge.cli.master_parts import check_ports
+from tpiedge.errors import PeerError, ResourceError, UserError
 from tpiedge.host.addresses import Address
 from tpiedge.joining import mdns
 from tpiedge.joining.identity import cluster_name
@@ -174,9 +175,20 @@ def test_failed_announcement_is_reported_and_not_fatal(announce, monkeypatch, sa
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "fe80::1", "pi.local"])
-def test_announcing_an_unreachable_address_is_refused(host):
+def test_announcing_an_unreachable_address_is_refused(host, monkeypatch):
+    monkeypatch.setattr(nearby, "outgoing_host", lambda: "192.168.1.10")
     with pytest.raises(UserError, match="--announce: other machines cannot reach"):
         nearby.check_announcing(Address(host, 7070))
+
+
+def test_service_that_starts_before_the_network_is_started_again(monkeypatch):
+    monkeypatch.setattr(nearby, "outgoing_host", lambda: None)
+    with pytest.raises(ResourceError, match=r"cannot reach 127\.0\.0\.1:7070"):
+        nearby.check_announcing(Address("127.0.0.1", 7070))
+    with pytest.raises(
+        ResourceError, match=r"cannot listen on 192\.0\.2\.1:7070 for control: .* with --listen"
+    ):
+        check_ports(Address("192.0.2.1", 7070), Address("127.0.0.1", 8080))
 
 
 def test_missing_zeroconf_error_says_what_to_install(monkeypatch, said):

@@ -108,15 +108,22 @@ def test_install_under_sudo_says_how_to_type_it(tpiedge: Tpiedge, monkeypatch: p
 FAKE = """#!/bin/sh
 echo "$(basename $0) $*" >> $CALLS
 case "$*" in
-*NRestarts*) printf '%s\\n' ActiveState=active SubState=running UnitFileState=enabled NRestarts=2 StatusText=a=b;;
+*NRestarts*) printf "%s\\n" ActiveState=${STATE:-active} SubState=running UnitFileState=enabled NRestarts=2
+    echo StatusText=a=b;;
 *restart*) [ -z "$FAILS" ] || exit 1;;
-*identifier*) echo 'tpiedge: no such key';;
+*InvocationID*) echo 12ab;;
+*identifier*INVOCATION_ID=12ab*) echo 'tpiedge: no such key';;
+*show-environment*) echo "XDG_CONFIG_HOME=$KNOWN";;
 esac
 case $(basename $0) in
 sudo) exec "$@";;
 systemd-run) [ -z "$FAILS" ] || { echo cannot >&2; exit 1; };;
 esac
 """
+
+
+#: systemd's answers: a start fails; the service ends once it was ready.
+ENDS = ({"FAILS": "1"}, {"STATE": "activating"})
 
 
 @pytest.fixture
@@ -128,6 +135,7 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[
         (tmp_path / "bin" / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
     monkeypatch.setenv("CALLS", str(tmp_path / "calls"))
+    monkeypatch.setenv("KNOWN", str(tmp_path / "config"))
     monkeypatch.setattr(service, "_BOOTED", tmp_path)
     monkeypatch.setattr(service, "_LINGERING", tmp_path / "linger")
     return lambda: (tmp_path / "calls").read_text().splitlines()
@@ -152,7 +160,9 @@ def test_user_service_is_installed_shown_and_removed(
         "systemctl --user daemon-reload",
         "systemctl --user enable tpiedge-worker.service",
         "systemctl --user restart tpiedge-worker.service",
+        "systemctl --user show tpiedge-worker.service",
     ]
+    assert "tpiedge-worker.service runs: a=b\n" in done.output
     (shown,) = json.loads(tpiedge("status", "--json").output).items()
     assert shown == (
         "worker",
@@ -178,14 +188,29 @@ def test_user_service_is_installed_shown_and_removed(
     assert json.loads(tpiedge("status", "--json").output) == {}
 
 
+@pytest.mark.parametrize("ends", ENDS)
 def test_service_that_fails_to_start_says_its_last_line(
-    tpiedge: Tpiedge, calls: Callable[[], list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tpiedge: Tpiedge, calls: Callable[[], list[str]], tmp_path: Path, ends: Mapping[str, str]
 ) -> None:
-    monkeypatch.setenv("FAILS", "1")
-    done = tpiedge("install", "worker")
+    done = tpiedge("install", "worker", **ends)
     assert words_of(done) == "tpiedge-worker.service does not start: no such key"
-    assert "systemd cannot limit here where the service writes" in done.output
-    assert "ProtectSystem" not in (tmp_path / "config/systemd/user/tpiedge-worker.service").read_text()
+    unlimited = "systemd cannot limit here where the service writes" in done.output
+    unit = (tmp_path / "config/systemd/user/tpiedge-worker.service").read_text()
+    assert unlimited == ("ProtectSystem" not in unit) == ("FAILS" in ends)
+
+
+@pytest.mark.parametrize(("known", "home"), [("", "/home/ann"), ("/elsewhere", "config")])
+def test_user_service_is_not_written_where_systemd_does_not_look(
+    tpiedge: Tpiedge, calls: Callable[[], list[str]], tmp_path: Path, known: str, home: str
+) -> None:
+    done = tpiedge("install", "worker", KNOWN=known, HOME=home)
+    looks = f"{known or f'{home}/.config'}/systemd/user"
+    assert f"systemd looks for services in {looks}, not in {tmp_path}/config/systemd/user: unset" in words_of(
+        done
+    )
+    assert not [*tmp_path.glob("*/tpiedge"), *tmp_path.glob("config/*")]
+    done = tpiedge("install", "worker", KNOWN="", HOME=str(tmp_path), XDG_CONFIG_HOME=f"{tmp_path}/.config")
+    assert done.exception is None
 
 
 def test_system_service_of_a_user_is_written_with_sudo(
@@ -199,6 +224,13 @@ def test_system_service_of_a_user_is_written_with_sudo(
     assert line(text, "WantedBy") == "multi-user.target"
     wanted = ("daemon-reload", "restart tpiedge-worker.service")
     assert {f"sudo timeout 60 systemctl {words}" for words in wanted} <= {*calls()}
+
+
+def test_service_with_paths_in_a_temporary_folder_has_no_private_one() -> None:
+    unit = ServiceUnit("worker", ("/bin/true", "/var/tmp/m"), (Path("/tmp/state"), Path("/a")))
+    assert "PrivateTmp" not in unit.text()
+    assert line(unit.text(), "ReadWritePaths") == "/tmp/state /a /tmp /var/tmp"
+    assert line(USER.text(), "PrivateTmp") == "yes"
 
 
 MASTER = ServiceUnit("master", ("/bin/true", 'a "b"\n\\'), (Path("/var/a b"),), "joe", drain_s=70.0)

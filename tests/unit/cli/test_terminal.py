@@ -94,6 +94,19 @@ def test_history_is_private_and_is_found_by_the_next_chat(tmp_path: Path) -> Non
     assert list(ChatHistory(path).load_history_strings()) == ["not ? UTF-8", "one\ntwo"]
 
 
+def test_oldest_messages_of_a_long_history_are_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "chat-history"
+    first = ChatHistory(path)
+    for number in range(50):
+        first.store_string(f"{number}\n# {'x' * 100_000}")
+    found = ChatHistory(path)
+    kept = [text.split("\n")[0] for text in found.load_history_strings()]
+    assert (found.problem, kept) == ("", [str(number) for number in range(49, 28, -1)])
+    first.store_string("y" * 5_000_000)
+    assert [len(text) for text in ChatHistory(path).load_history_strings()] == [5_000_000]
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
 def test_unusable_history_is_explained_and_a_chat_goes_on(tmp_path: Path) -> None:
     path = tmp_path / "chat-history"
     path.touch()

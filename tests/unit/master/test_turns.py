@@ -120,7 +120,7 @@ def test_model_that_cannot_be_planned_fails_its_requests_alone(story: Models) ->
     assert story.served == ONE
     story.finish("r-1")
     assert isinstance(outcome(first), list)
-    assert [one.kind for one in story.master.events][0] == "plan failed"
+    assert story.master.events[0].kind == "plan failed"
 
 
 def test_failed_preparation_returns_to_the_previous_model(story: Models) -> None:

@@ -109,6 +109,9 @@ def test_texts_are_only_in_texts_js_and_all_used() -> None:
     assert not unused
 
 
+_OWN = [*ROOT.glob("configs/models/*"), *ROOT.glob("configs/testbeds/*")]
+
+
 def test_the_files_and_licences_are_in_the_wheel(tmp_path: Path) -> None:
     source = tmp_path / "source"
     names = ["setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE"]
@@ -116,12 +119,15 @@ def test_the_files_and_licences_are_in_the_wheel(tmp_path: Path) -> None:
     for name in names:
         shutil.copy(ROOT / name, source)
     shutil.copytree(ROOT / "configs", source / "configs")
+    (source / "configs" / "own.toml").write_text("a user's settings, with secrets")
     shutil.copytree(PAGE, source / "tpiedge" / "page")
     (source / "tpiedge" / "__init__.py").touch()
     command = [sys.executable, "setup.py", "--quiet", "build_py", "--build-lib", tmp_path / "built"]
     subprocess.run(command, cwd=source, check=True, timeout=100, capture_output=True)
     there = {path.relative_to(tmp_path / "built" / "tpiedge" / "page") for path in _files(tmp_path / "built")}
     assert there == {path.relative_to(PAGE) for path in _files(ROOT)}
+    configs = tmp_path / "built" / "tpiedge" / "configs"
+    assert {*configs.rglob("*.*")} == {configs / path.relative_to(ROOT / "configs") for path in _OWN}
 
 
 def _files(root: Path) -> list[Path]:

@@ -1,0 +1,46 @@
+import hashlib
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tpiedge.local.distribution import Installer, shell_lines
+
+
+def made_of(folder: Path, wheel: bytes) -> Installer:
+    (folder / "a.whl").write_bytes(wheel)
+    (folder / "a.zip").write_bytes(b"sources")
+    return Installer(folder, "a.whl", "a.zip")
+
+
+@pytest.mark.parametrize(
+    ("names", "chosen"),
+    [
+        ((b"GLIBC_2.2.5", b"GLIBC_2.3"), "a.whl"),
+        ((b"GLIBC_2.3", b"GLIBC_2.999"), "a.zip"),
+        ((b"GLIBC_2.2.5", b"GLIBCXX_3.4", b"GLIBCXX_3.4.999"), "a.zip"),
+        ((b"and GLIBC_2.999 of a text",), "a.whl"),
+        ((), "a.whl"),
+    ],
+)
+def test_machine_with_older_libraries_gets_the_sources(
+    tmp_path: Path, names: tuple[bytes, ...], chosen: str
+) -> None:
+    (tmp_path / "g++").write_text("")
+    (tmp_path / "g++").chmod(0o755)
+    made = made_of(tmp_path, b"\0".join([b"ELF", *names, b""]))
+    lines = shell_lines(made, "http://pi:7074", "pi:7070", "t")
+    at = next(at for at, line in enumerate(lines) if "python3 -m venv" in line)
+    script = "\n".join([f"PATH=$PATH:{tmp_path}", *lines[:at], 'echo "$f"'])
+    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == made.address(chosen)
+    assert done.stderr == ""
+
+
+def test_files_are_read_once(tmp_path: Path) -> None:
+    made = made_of(tmp_path, b"wheel")
+    first = shell_lines(made, "http://pi:7074", "pi:7070", "t")
+    (tmp_path / "a.whl").unlink()
+    again = Installer(tmp_path, "a.whl", "a.zip")
+    assert shell_lines(again, "http://pi:7074", "pi:7070", "t") == first
+    assert hashlib.sha256(b"wheel").hexdigest() in first[0]
