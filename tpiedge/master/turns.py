@@ -66,8 +66,7 @@ class Turns:
     def choose(self, serving: Session | None, *, idle: bool) -> bool:
         """Chooses the wanted model. Returns whether it changed, or woke. `idle`: no request runs or waits."""
         now = self._clock.now()
-        if not idle or self._idle_since is None:
-            self._idle_since = now
+        self._idle_since = None if not idle else now if self._idle_since is None else self._idle_since
         if self.asleep:
             if idle and not self.chosen:
                 return False

@@ -196,6 +196,17 @@ def test_weights_leave_memory_after_idle_time_and_return(story: Models) -> None:
     assert isinstance(outcome(other), list)
 
 
+def test_weights_that_are_not_kept_stay_until_the_answer_ends(story: Models) -> None:
+    story.master.keep_weights(0.0)
+    story.wait_for(lambda: story.master.status.asleep)
+    answering = story.ask("r-1", ONE)
+    story.wait_for_model(ONE)
+    story.wait(5.0)
+    story.finish("r-1")
+    assert isinstance(outcome(answering), list)
+    story.wait_for(lambda: story.master.status.asleep)
+
+
 def test_request_without_a_model_takes_the_served_one(story: Models) -> None:
     story.ask("r-1", OTHER)
     story.wait_for_model(OTHER)
