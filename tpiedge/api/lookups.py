@@ -1,7 +1,6 @@
 """Routes that need no cluster: versions, the model, tokens of texts."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Final
 
 from starlette.requests import Request
@@ -52,7 +51,7 @@ def lookup_routes(service: Service, intake: Intake) -> list[Route]:
 
     def told(path: str, find: Callable[[Request, Service], Json]) -> Route:
         async def answer(request: Request) -> Response:
-            return JSONResponse(await intake.run(intake.client(request), partial(find, request, service)))
+            return JSONResponse(find(request, service))
 
         return Route(path, answer, methods=["GET"])
 

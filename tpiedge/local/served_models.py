@@ -1,5 +1,7 @@
 """The models that requests may name: the served one and, unless switching is off, this computer's packs."""
 
+import contextlib
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -7,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tpiedge.errors import UserError
-from tpiedge.local.catalogue import StoredPack, stored_packs
+from tpiedge.local.catalogue import StoredPack, packs_folder, stored_packs
 from tpiedge.local.prepare import USUAL, PreparedModel
 from tpiedge.model.source import HubCache, HubName, parse_hub_name
 from tpiedge.model.spec import config_of_pack
@@ -104,16 +106,21 @@ class ServedModels:
         self._open_pack = open_pack
         self._lock = threading.Lock()
         self._opened = {pack.resolve(): first}
+        self._folder = packs_folder(cache)
+        self._seen: object = None  # the folder's entries when `_packs` read it last
+        self._stored: list[tuple[StoredPack, ServedModel]] = []
         self._only: list[Path] | None = None
         if only is not None:
-            self._only = [self._stored(name).path for name in only if not first.is_called(name)]
+            self._only = [self._called(name).path for name in only if not first.is_called(name)]
 
     @property
     def offered(self) -> list[ServedModel]:
-        """The models that requests may name, the first one first. Reads the packs' manifests."""
+        """The models that requests may name, the first one first. Reads the manifests of new packs."""
         opened = dict(self._opened)
-        others = [one for one in self._packs() if one.path.resolve() not in opened]
-        return [*opened.values(), *(_closed(one) for one in others)]
+        return [
+            *opened.values(),
+            *(model for pack, model in self._packs() if pack.path.resolve() not in opened),
+        ]
 
     def find(self, name: str) -> ServedModel:
         """Finds a model by name and opens it, which may take seconds. Raises UnknownModel, and UserError if it cannot
@@ -122,15 +129,15 @@ class ServedModels:
         for one in tuple(self._opened.values()):
             if one.is_called(name) or one.is_called(bare):
                 return one
-        return self._open(self._stored(bare).path)
+        return self._open(self._called(bare).path)
 
     def packed(self, pack: str) -> ServedModel:
         """Finds a model by its pack's id; the first one if none has it. May open the model."""
         for one in tuple(self._opened.values()):
             if one.digest == pack:
                 return one
-        for stored in self._packs() if pack else ():
-            if pack_id(manifest_bytes(stored.path)) == pack:
+        for stored, model in self._packs() if pack else ():
+            if model.digest == pack:
                 return self._open(stored.path)
         return self.first
 
@@ -141,17 +148,24 @@ class ServedModels:
                 found = self._opened[path.resolve()] = self._open_pack(path)
             return found
 
-    def _packs(self) -> list[StoredPack]:
+    def _packs(self) -> list[tuple[StoredPack, ServedModel]]:
+        """Returns the packs that may be served. Reads them again only if one was added, renamed or removed."""
         if self._only == []:
             return []
-        found = [one for one in stored_packs(self._cache) if one.precision is not None]
-        return [one for one in found if self._only is None or one.path in self._only]
+        with contextlib.suppress(FileNotFoundError), os.scandir(self._folder) as entries:
+            seen = sorted((one.name, one.stat().st_mtime_ns) for one in entries)
+            if seen != self._seen:
+                found = []
+                for one in stored_packs(self._cache):
+                    with contextlib.suppress(UserError, OSError):  # damaged, or removed meanwhile
+                        found.append((one, _closed(one)))
+                self._stored, self._seen = found, seen
+        return [one for one in self._stored if self._only is None or one[0].path in self._only]
 
-    def _stored(self, name: str) -> StoredPack:
+    def _called(self, name: str) -> StoredPack:
         hub = parse_hub_name(name)
         wanted = {name.lower(), *([str(HubName(hub.repo, quant=hub.quant)).lower()] if hub else [])}
-        packs = self._packs()
-        found = [one for one in packs if wanted & {each.lower() for each in _names(one)}]
+        found = [one for one, _ in self._packs() if wanted & {each.lower() for each in _names(one)}]
         if found:
             return max(found, key=lambda one: one.used_s)
         message = f"the model {name[:100]!r} is not served here; {self.first.name!r} is"
