@@ -51,6 +51,7 @@ from tpiedge.master.turns import Hosted
 from tpiedge.pack.files import FileLock, holder_of
 from tpiedge.pack.grids import grid_exponents
 from tpiedge.pack.manifest import manifest_bytes, pack_id
+from tpiedge.pack.reader import PackHold
 from tpiedge.planner.arithmetic import computed_apart
 from tpiedge.planner.capacity import master_too_small
 from tpiedge.planner.prediction import MachineFacts
@@ -158,7 +159,10 @@ def master_parts(
             prefetch=flags.spare == "auto",
         )
 
+        holds: dict[Path, PackHold] = {}  # once served, a pack must not be deleted
+
         def open_pack(path: Path) -> ServedModel:
+            holds[path] = PackHold(path)
             other = prepare(str(path), None, None, flags.cache, flags.kv)
             length = hosting.context(other, flags.context and min(flags.context, other.context_tokens))
             running.add_model(hosting.hosted(other, length, max(length, flags.kv_tokens or 0)))
@@ -167,7 +171,7 @@ def master_parts(
 
         only = [] if flags.switch == "off" else flags.models
         first = served_model(model, context, flags.aliases)
-        models = ServedModels(first, model.pack.path, flags.cache, only, open_pack)
+        models = ServedModels(first, model.pack.path, flags.cache, only, open_pack, running.models_in_use)
         offered = models.offered
         records = RecordFolder(folder / RECORDS, *(one.digest for one in offered)) if flags.journal else None
 

@@ -4,7 +4,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -91,7 +91,8 @@ def _described(pack: Pack, name: str, context_tokens: int, created: float) -> Se
 
 class ServedModels:
     """Thread-safe. `only`: names of the packs beside `first` that may be served; None: all packs of `cache`.
-    `open_pack(path)` readies a pack's model for the master. Raises UnknownModel for a name in `only`."""
+    `open_pack(path)` readies a pack's model for the master. When another one is opened, tokenizers of models leave
+    memory but for those of `in_use()`, a collection of packs. Raises UnknownModel for a name in `only`."""
 
     def __init__(
         self,
@@ -100,10 +101,11 @@ class ServedModels:
         cache: Path | None,
         only: Sequence[str] | None,
         open_pack: Callable[[Path], ServedModel],
+        in_use: Callable[[], Collection[str]],
     ) -> None:
         self.first = first
         self._cache = cache
-        self._open_pack = open_pack
+        self._open_pack, self._in_use = open_pack, in_use
         self._lock = threading.Lock()
         self._opened = {pack.resolve(): first}
         self._folder = packs_folder(cache)
@@ -145,7 +147,9 @@ class ServedModels:
         with self._lock:
             found = self._opened.get(path.resolve())
             if found is None:
-                found = self._opened[path.resolve()] = self._open_pack(path)
+                found, used = self._open_pack(path), {self.first.digest, *self._in_use()}
+                kept = {where: one for where, one in self._opened.items() if one.digest in used}
+                self._opened = {**kept, path.resolve(): found}
             return found
 
     def _packs(self) -> list[tuple[StoredPack, ServedModel]]:

@@ -125,6 +125,11 @@ class Master:
         """Lets requests of this model be served. Call it before they are submitted."""
         self._order(lambda: self._reconciler.turns.known.update({hosted.pack: hosted}))
 
+    def models_in_use(self) -> set[str]:
+        """Returns packs that are served, about to be, or awaited by requests."""
+        status = self.status
+        return {status.pack, status.next_pack, *self.requests.models}
+
     def choose_model(self, pack: str) -> Future[None]:
         """Makes an added model the next one, as soon as no request runs or waits."""
         done: Future[None] = Future()
