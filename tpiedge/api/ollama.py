@@ -190,6 +190,8 @@ def _keep_s(fields: t.BodyFields) -> float | None:
         else:
             raise fields.wrong("keep_alive", "is no duration: give seconds, or one like 5m or 1h30m")
         value = -seconds if value.strip().startswith("-") else seconds
+    elif value is not None and type(value) not in (int, float):
+        raise fields.wrong_type("keep_alive", "a number or a string", value)
     return math.inf if value is not None and value < 0 else value
 
 
