@@ -73,7 +73,7 @@ class Turns:
             self.asleep = False
             self._look(serving, now)
             return True
-        return len(self.known) > 1 and self._look(serving, now)
+        return (len(self.known) > 1 or self.chosen != "") and self._look(serving, now)
 
     def _look(self, serving: Session | None, now: float) -> bool:
         here = serving.served.pack_id if serving is not None else ""

@@ -196,6 +196,17 @@ def test_weights_leave_memory_after_idle_time_and_return(story: Models) -> None:
     assert isinstance(outcome(other), list)
 
 
+def test_model_that_was_loaded_by_request_leaves_memory_as_well() -> None:
+    """A cluster of one model, for which nothing is next."""
+    story = Story()
+    two_machines(story)
+    story.master.keep_weights(10.0)
+    story.master.choose_model(ONE)
+    story.wait(5.0)
+    assert (story.ready, story.master.status.next_pack) == (True, "")
+    story.wait_for(lambda: story.master.status.asleep)
+
+
 def test_weights_that_are_not_kept_stay_until_the_answer_ends(story: Models) -> None:
     story.master.keep_weights(0.0)
     story.wait_for(lambda: story.master.status.asleep)
