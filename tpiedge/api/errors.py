@@ -47,7 +47,7 @@ _log = RateLimitedLog(logging.getLogger(__name__))
 
 @dataclass(eq=False)
 class ApiError(Exception):
-    """An error sent as an answer. `param`: the field at fault. `details`: for Anthropic's clients."""
+    """An error response. `param`: the field at fault. `details`: Anthropic's field of that name."""
 
     status: int
     message: str

@@ -66,7 +66,7 @@ class ParsedTools:
         return tuple(ReadTool(one["name"], names) for one, names in zip(functions, texts, strict=True))
 
     def callable(self, names: _Names = ()) -> Mapping[str, Mapping[str, Any]]:
-        """Returns the tools `names`, with schemas for a grammar. Empty `names` mean all tools."""
+        """Returns schemas of the arguments, keyed by tool name. Empty `names` mean all tools."""
         return {
             one["name"]: GrammarSchema(dict(one["parameters"]), f"tool-{at}-").schema | {"type": "object"}
             for at, one in enumerate(tool["function"] for tool in self.shown)

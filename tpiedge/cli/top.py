@@ -146,8 +146,7 @@ def picture_lines(picture: PictureJson, today: date, columns: int | None = None)
 
 
 def names_of(machines: Iterable[PictureJson]) -> Mapping[str, str]:
-    """Returns what people call each machine, keyed by its name: its host. The name is added if several machines have
-    that host."""
+    """Returns labels, keyed by machine name: the host, or 'host (name)' if several machines share it."""
     hosts = {one["name"]: str(one.get("host") or one["name"]) for one in machines}
     shared = Counter(hosts.values())
     return {name: named(name, host) if shared[host] > 1 else sanitised(host) for name, host in hosts.items()}

@@ -106,7 +106,7 @@ def check_memory() -> Sequence[Finding]:
 
 
 def memory_finding(available: int, free: int, room: int | None) -> Finding:
-    """`room`: the bytes that a control group leaves; None without a limit."""
+    """Reports available memory. `room`: bytes that a control group leaves, or None."""
     found = f"{format_bytes(available)} available"
     if room is not None and room < free:
         found += f" (a limit on this process; the computer has {format_bytes(free)})"

@@ -54,7 +54,7 @@ def check_firewall() -> Sequence[Finding]:
 
 
 def firewall_finding(ufw: str | None, firewalld: bool, rules: str | None) -> Finding:
-    """`ufw`: its configuration; `rules`: the rules of nftables. None: absent or unreadable."""
+    """Warns of an active firewall. `ufw`: ufw.conf's text. `rules`: nftables' ruleset. None: absent or unreadable."""
     if ufw is not None and "ENABLED=yes" in ufw.splitlines():
         advice = f"on a master: ufw allow {_RANGE.replace('-', ':')}, and {HTTP_PORT}/tcp for HTTP"
         return warn("firewall", "ufw is active", advice)
@@ -106,7 +106,7 @@ def check_mtu() -> Sequence[Finding]:
 
 
 def mtu_finding(sizes: Mapping[str, int]) -> Finding:
-    """`sizes`: the MTU of each active interface in bytes; 0 if unknown."""
+    """Warns of small MTUs. `sizes`: bytes by active interface, 0 if unknown."""
     small = {name: mtu for name, mtu in sizes.items() if 0 < mtu < 1280}
     found = ", ".join(f"{name} {mtu}" for name, mtu in (small or sizes).items())
     if small:

@@ -1,7 +1,7 @@
 """Gets masks of allowed tokens from processes beside rank 0 (`grammar_child.py`).
 
-1. A finished answer is a text of its grammar; other answers are beginnings of such texts. Masks depend on grammar and
-   tokens alone.
+1. A finished answer matches its grammar; other answers are prefixes of matches. Masks depend on grammar and tokens
+   alone.
 2. A wrong or too expensive grammar is refused. It hurts only requests that share its process.
 3. No process outlives its requests or its parent.
 """
@@ -183,8 +183,7 @@ class Constraint:
         self._renew(b"a", tokens, self._now() + _ANSWER_S)
 
     def restart(self, tokens: Sequence[int]) -> None:
-        """Restarts the grammar with earlier tokens. The last mask must have come before. The child's answer sets
-        `kept`."""
+        """Restarts the grammar, then replays `tokens`. Requires `ready()`. The child's answer sets `kept`."""
         self._accepted, self._replayed = [], tokens
         self._renew(b"b", tokens, self._deadline if tokens else self._now() + _ANSWER_S)
 
@@ -193,7 +192,7 @@ class Constraint:
         self._process.leave(self._number)
 
     def take_spent(self) -> float:
-        """Returns the processor seconds that all answers took since the last call."""
+        """Returns the processor seconds of the shared process since the last call."""
         return self._process.take_spent()
 
     def _renew(self, letter: bytes, tokens: Sequence[int], deadline: float) -> None:

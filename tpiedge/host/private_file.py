@@ -18,7 +18,7 @@ _OWNER_ONLY = 0o600
 _MAX_BYTES = 4 << 20
 #: The folder in a machine's state in which a node saves its KV cache for the next node.
 SNAPSHOTS = "locker"  # as earlier versions named it on disk
-#: Files in a master's folder: held by the running master, and what it says of itself.
+#: Files in a master's folder: the running master's lock, and its addresses and secret.
 MASTER_LOCK, ADMIN = ".master.lock", "admin.json"
 
 
@@ -96,7 +96,7 @@ def read_private(path: Path) -> dict[str, object] | None:
 
 
 def running_master(state: Path | None) -> dict[str, object]:
-    """Returns what the running master says of itself; empty if none runs. Raises UserError."""
+    """Returns the fields of the running master's admin.json; empty if none runs. Raises UserError."""
     folder = master_state(state)
     note = read_private(folder / ADMIN)
     # A killed master leaves its file.

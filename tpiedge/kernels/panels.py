@@ -62,7 +62,7 @@ def split_panels(panels_PB: Array, shape: PanelShape) -> tuple[Array, Array]:
 
 
 def split_output(panel_B: Array, shape: PanelShape, output: int) -> tuple[Array, Array]:
-    """Returns copies of one output's scales and codes, in the form of a panel."""
+    """Copies one output's scales, f16 [1, groups, 1], and codes, [1, bytes]."""
     whole_1NB, rest_1B = _pairs(panel_B[None], shape)
     line = slice(output, _PAIR * PANEL, PANEL)
     scales_G = np.hstack([whole_1NB.view("<f2")[0, :, line].reshape(-1), rest_1B.view("<f2")[0, line]])

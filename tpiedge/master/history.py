@@ -83,7 +83,7 @@ class History:
                 self._add("revoked", _called(seen))
 
     def started_again(self) -> str:
-        """Notes that earlier answers go on. Returns the words for clients."""
+        """Notes that the master restarted. Returns what to tell clients."""
         self._members, self._loss = None, "the master was restarted"
         return self._loss
 

@@ -1,15 +1,14 @@
 """Decides which model the cluster serves.
 
 Laws:
-1. The models with waiting requests have turns; the model that served longest ago is next. While its session is
-   prepared, the served model goes on.
-2. A turn ends once no request of the served model runs or waits. It also ends once it has lasted TURN times as long as
-   the switch will take, both since its begin and since the next model was chosen. Then running answers pause, and go
-   on in their model's next turn.
-3. The time of a switch is charged to the client whose request caused it.
-4. If a model cannot be served, its requests fail, and the previous model goes on. The loss of a machine alone is no
-   failure: another plan is made.
-5. A model that an administrator chooses is next once no request of the served model runs or waits."""
+1. Among models with waiting requests, the one that served longest ago is next. While its session is prepared, the
+   served model goes on.
+2. A turn ends once no request of its model runs or waits. It also ends once TURN times the switch's duration has
+   passed, both since its begin and since the next model was chosen. Then answers pause until their next turn.
+3. The client whose request caused a switch is charged its time.
+4. If a model cannot be served, its requests fail, and the previous model goes on. A lost machine only causes another
+   plan.
+5. An administrator's choice is next once the served model is idle."""
 
 import math
 from dataclasses import dataclass, field
@@ -59,7 +58,7 @@ class Turns:
 
     @property
     def next_pack(self) -> str:
-        """The pack of the model that is next; "" if there is none."""
+        """The pack of the next model, or ""."""
         here = self.served is not None and self.served.pack == self.wanted.pack
         return self.chosen or ("" if here else self.wanted.pack)
 

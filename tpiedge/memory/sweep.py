@@ -167,7 +167,7 @@ def place(
 
 
 def spread(sizes: Sequence[int], nbytes: int, total: int) -> frozenset[int]:
-    """Chooses pins. They take at most `nbytes` / `total` of each beginning of the sweep."""
+    """Chooses pins. They take at most `nbytes` / `total` of every prefix of the sweep."""
     pinned, passed, held = [], 0, 0
     for number, size in enumerate(sizes):
         passed += size
@@ -180,7 +180,7 @@ def spread(sizes: Sequence[int], nbytes: int, total: int) -> frozenset[int]:
 def ring_bytes(
     blocks: Sequence[Sequence[int]], pinned: frozenset[int], window_bytes: int | None, nbytes: int
 ) -> int:
-    """Returns `window_bytes` or, if that is None, enough to read a block ahead, if `nbytes` has room."""
+    """Returns the ring's size. Without `window_bytes`, it holds a block ahead if `nbytes` allows."""
     smallest = smallest_ring(blocks, pinned)
     if window_bytes is not None:
         return max(window_bytes, smallest)

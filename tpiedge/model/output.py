@@ -2,11 +2,11 @@
 and `</think>` at the answer's beginning; some templates open it in the prompt.
 
 Laws:
-1. How the text is cut changes only how the output is cut.
+1. How the text is split changes only how the output is split.
 2. Without calls and reasoning, the content is the text. A call without valid JSON, a known tool or an object of
    arguments is content. A begun call that breaks off ends there; later text is content.
 3. White space around calls and reasoning is left out.
-4. In an answer that was cut or must be calls, text from a call's opening mark on is not content.
+4. In a truncated answer, or if calls are required, text from a call's opening mark on is not content.
 """
 
 from collections.abc import Iterator

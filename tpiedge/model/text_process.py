@@ -42,7 +42,7 @@ class JobFailed(ValueError):
 
 class TextProcess:
     """Does one job of `text_child.py` at a time. Thread-safe. `what` names the model's part in errors. `memory`: the
-    limit in bytes. A new process repeats the jobs O and A."""
+    limit in bytes. A new process loads the same tokenizer."""
 
     def __init__(self, what: str, memory: int, wall_s: float) -> None:
         self._setup = [(b"L", str(memory).encode())]

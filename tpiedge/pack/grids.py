@@ -1,8 +1,7 @@
-"""The grids of a pack's row-parallel matrices (kernels/grid.py). A grid gives the step of a matrix's sums, a power of
-two.
+"""Computes the grids of a pack's row-parallel matrices (kernels/grid.py) from the pack alone.
 
-A grid depends on the pack alone. The step is 2**-16 of an output's expected standard deviation for inputs of 1. The
-scales of some panels give the deviation of the weights.
+A grid's step is 2**-16 of an output's standard deviation for inputs of magnitude 1, rounded up to a power of two. The
+scales of some panels serve to estimate the deviation.
 """
 
 import math

@@ -28,7 +28,7 @@ EXACT_BITS: Mapping[str, int] = MappingProxyType({"Q4_0": 4, "Q8_0": 8})
 
 
 class BlockTensor(msgspec.Struct, frozen=True):
-    """A tensor: rows of blocks of a GGUF type `kind`. A vector's numbers count as rows.
+    """A tensor whose rows are blocks of GGUF's type `kind`. `paired` permutes rows, or a vector's numbers.
 
     A block of Q4_0 has 32 weights: an f16 scale d, then 16 bytes. Byte j holds the code of weight j in its lower four
     bits, the code of weight 16 + j in its upper four. A weight is d * (code - 8). A block of Q8_0 has d and 32 signed

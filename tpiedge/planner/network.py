@@ -32,7 +32,7 @@ class Hop(NamedTuple):
 
 
 def phases(collective: CollectiveName, size: int) -> Iterator[Sequence[Hop]]:
-    """Yields each phase's messages of an all-reduce."""
+    """Yields an all-reduce's messages, by phase."""
     if collective == "star":
         yield [Hop(rank, 0) for rank in range(1, size)]
         yield [Hop(0, rank) for rank in range(1, size)]

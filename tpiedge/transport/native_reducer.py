@@ -112,7 +112,7 @@ class NativeReducer:
         return True
 
     def run(self, place: bytes, tensor: int) -> int:
-        """Runs like `Reduce`. Returns less than DONE if it is done but still holds received frames."""
+        """Implements `Reduce`. Returns -2 instead of DONE if received frames are left for `requeue`."""
         return int(self._dll.tpiedge_reducer_run(self.handle, place, tensor))
 
     def count_received(self) -> None:

@@ -52,8 +52,8 @@ def kernels(
 ) -> None:
     """Time, bytes and operations per second of the kernels.
 
-    Every repeat also measures what the same number of threads reads from memory and multiplies in registers, and how
-    torch comes to the same result in f32 and bf16. Weights are rotated so that they come from memory, as in a model.
+    Every repeat also measures how fast as many threads read memory and multiply in registers, and how fast torch
+    computes the same in f32 and bf16. Weights are rotated so that they come from memory, as in a model.
     """
     wanted = _shapes(shapes)
     chosen, given = names.split(","), precisions.split(",")

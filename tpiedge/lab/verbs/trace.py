@@ -46,9 +46,8 @@ def trace(file: Path, png: Path | None, steps: StepRange | None, as_json: bool) 
     """Show what each node did when, from a FILE of `tpiedge run --trace FILE`.
 
     Prints how long each node computed, took part in collectives, read weights and waited for them, and how much of
-    the reading was hidden. --png draws above how long each step took, and below what the nodes did in three steps
-    in a row that took about the median time, the prompt's left out. --steps chooses the steps that are counted
-    and drawn.
+    the reading was hidden. --png draws the time of every step and, below, what the nodes did in three successive
+    decode steps of about the median time. --steps chooses the steps that are counted and drawn.
     """
     target = _target(png, file) if png else None
     found = read_trace(file, available_memory_bytes())

@@ -35,7 +35,7 @@ def quant_of(stem: str) -> str:
 
 
 def projectors(names: Iterable[str]) -> list[str]:
-    """Returns the files that only read images."""
+    """Returns the image projectors (mmproj) among `names`."""
     return [name for name in names if _is_gguf(name) and _PROJECTOR in name.lower()]
 
 
