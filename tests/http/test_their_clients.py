@@ -148,8 +148,11 @@ def test_tokens_of_an_oversized_prompt_are_counted(serve, service, said):
 
     with anthropic.Anthropic(base_url=serve().url, api_key="none", max_retries=0) as client:
         found = client.messages.count_tokens(model="babbler", messages=[{"role": "user", "content": said}])
-    right = len(service.tokenizer.encode(f"<user>{said}", add_special=False))
-    assert abs(found.input_tokens - right) <= 8
+        right = len(service.tokenizer.encode(f"<user>{said}", add_special=False))
+        assert abs(found.input_tokens - right) <= 8
+        with pytest.raises(anthropic.BadRequestError, match="prompt is too long") as refused:
+            client.messages.create(model="babbler", messages=[{"role": "user", "content": said}], max_tokens=1)
+    assert f"{found.input_tokens} tokens > {service.max_sequence} maximum" in str(refused.value)
     long = "once upon a time " * 200_000
     each = len(service.tokenizer.encode(" once upon a time", add_special=False))
     assert tokens_in(long, service.model()) == pytest.approx(200_000 * each, rel=0.02)

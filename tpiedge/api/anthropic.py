@@ -84,8 +84,8 @@ def _read_turns(fields: t.BodyFields, model: ServedModel) -> ParsedRequest:
 def count_tokens(fields: t.BodyFields, model: ServedModel) -> dict[str, object]:
     try:
         found = len(_read(fields, model, 1).prompts[0].request.prompt_ids)
-    except PromptTooLong as error:  # clients count to know whether to shorten the conversation
-        found = max(error.tokens, tokens_in(error.text, model))
+    except PromptTooLong as error:
+        found = error.tokens
     return {"input_tokens": found}
 
 
@@ -125,7 +125,11 @@ def _read(fields: t.BodyFields, model: ServedModel, maximum: int) -> ParsedReque
         turn = [message for _, message in neighbours]
         messages += _turn(turn, role, begun=role == "assistant" and turn[-1] is turns[-1][1])
     chat["messages"] = messages
-    return parse_as_chat(chat, fields, model, "message", _NAMES)
+    try:
+        return parse_as_chat(chat, fields, model, "message", _NAMES)
+    except PromptTooLong as error:  # clients shorten the conversation by what is too much
+        error.tokens = max(error.tokens, tokens_in(error.text, model))
+        raise
 
 
 def _turn(messages: Sequence[t.BodyFields], role: str, *, begun: bool) -> list[Json]:
