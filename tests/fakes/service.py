@@ -172,6 +172,7 @@ class FakeService(Service):
         self.used: list[tuple[str, object]] = []  # what `use` and `load` were told
         self.kept_s: float | None = None
         self.asleep = False
+        self.next_pack = ""
         self.also_called: tuple[str, ...] = ()
         self.path: str | None = None
         self.pooling = "mean"
@@ -231,6 +232,7 @@ class FakeService(Service):
             failed=self.failed,
             links=self.links,
             asleep=self.asleep,
+            next_pack=self.next_pack,
         )
         draining = [node.name for node in self._nodes if node.state == "draining"]
         # Nothing is written in vain: a test may give other nodes at that moment.

@@ -150,7 +150,9 @@ class Reconciler:
         if self.hopeless:
             self._requests.fail_all(self.not_serving(), self.turns.wanted.pack)
         takes_over = sessions.serving or sessions.coming
-        if takes_over is not None:
+        if self.turns.waking:
+            why = "loading the weights"
+        elif takes_over is not None:
             why = self.history.going_on(takes_over.machines)
         elif self._planless and self._known == self._roster.generation:
             why = self.history.waiting(self._reason)

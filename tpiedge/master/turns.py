@@ -49,6 +49,7 @@ class Turns:
     since: float = 0.0  # when the wanted model was chosen
     keep_s: float = math.inf  # how long weights stay in memory without requests
     asleep: bool = False  # no session is wanted until a request waits
+    waking: bool = False  # from then until a session is ready
     _client: str | None = None  # of the request that caused the switch
     _idle_since: float | None = None
     _ended: dict[str, float] = field(default_factory=dict)  # when models last served, by pack
@@ -69,7 +70,7 @@ class Turns:
         if self.asleep:
             if idle and not self.chosen:
                 return False
-            self.asleep = False
+            self.asleep, self.waking = False, True
             self._look(serving, now)
             return True
         return (len(self.known) > 1 or self.chosen != "") and self._look(serving, now)
@@ -104,6 +105,7 @@ class Turns:
 
     def serves(self, session: Session) -> None:
         """Notes that `session` is ready."""
+        self.waking = False
         if self.served is None or self.served.pack != session.served.pack_id:
             if self.served is not None and self._client is not None:
                 self._requests.charge(self._client, session.start_s)

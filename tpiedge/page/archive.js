@@ -8,7 +8,9 @@ const ID = /^[0-9a-f]{24}$/;
 const ROLES = ["user", "assistant"];
 const ENDED = ["done", "stopped", "interrupted", "failed"];
 const CONVERSATION = { id: "string", title: "string", created: "number", updated: "number" };
-const SETTINGS = { system: "string", temperature: "number", top_p: "number", max_tokens: "number", seed: "number" };
+const SETTINGS = {
+  model: "string", system: "string", temperature: "number", top_p: "number", max_tokens: "number", seed: "number",
+};
 const QUESTION = { id: "string", parent: "string", role: "string", text: "string" };
 const ANSWER = {
   ...QUESTION, thought: "string", model: "string", state: "string", error: "string", code: "string",

@@ -7,6 +7,7 @@ import { Composer, focusMessage } from "./composer.js";
 import { ConversationList } from "./conversations.js";
 import { Icon } from "./icons.js";
 import { Message } from "./message.js";
+import { isCalled } from "./served.js";
 import { Settings } from "./settings.js";
 import { texts } from "./texts.js";
 import { path } from "./tree.js";
@@ -40,7 +41,10 @@ export function Chat() {
   const usual = chats.usualSettings();
   const settings = conversation?.settings ?? begun ?? usual;
   const own = !same(settings, usual);
-  const waits = chats.running.get(chats.answering(id))?.note; // which says more than that the model is not ready
+  const model = chats.modelOf(settings);
+  const live = chats.running.get(chats.answering(id));
+  const waits = live?.note || live?.tokens; // which says more than that the model is not ready
+  const gone = conversation && model && settings.model && !isCalled(model, settings.model);
   const chosen = (next) => {
     go(next);
     list(false);
@@ -51,14 +55,19 @@ export function Chat() {
     opener.current.focus();
   };
   const send = (text) => {
-    go(chats.send(conversation?.id, text, settings));
+    const chosen = chats.models.length === 1 ? undefined : (model?.id ?? settings.model);
+    go(chats.send(conversation?.id, text, { ...settings, model: chosen }));
     if (!conversation) begin(null);
   };
   const adjusted = (values, ofNew) => {
     if (conversation) chats.set(conversation.id, values);
     else begin(ofNew || same(values, usual) ? null : values);
-    if (ofNew) chats.setUsual(values);
+    if (ofNew) chats.setUsual({ ...values, model: usual.model });
     adjust(false);
+  };
+  const pick = ({ target }) => {
+    adjusted({ ...settings, model: target.value });
+    chats.setUsual({ ...usual, model: target.value });
   };
   const ask = () => {
     chats.findModel();
@@ -71,7 +80,11 @@ export function Chat() {
         <button type="button" class="quiet only-narrow" ref=${opener} aria-label=${texts.chat.open}
           aria-expanded=${listed} onClick=${() => list(true)}><${Icon} name="list" /></button>
         <h1>${conversation?.title || texts.chat.add}</h1>
-        ${chats.model && html`<span class="model" title=${chats.model.id}>${chats.model.id}</span>`}
+        ${chats.models.length > 1
+          ? html`<select class="model" aria-label=${texts.chat.model} title=${model.id} value=${model.id}
+              onChange=${pick}>${chats.models.map(({ id }) => html`<option key=${id} value=${id}>${id}</option>`)}
+            </select>`
+          : model && html`<span class="model" title=${model.id}>${model.id}</span>`}
         <button type="button" class="quiet" title=${own ? texts.chat.settingsOwn : null} onClick=${() => adjust(true)}>
           <${Icon} name="settings" /><span>${texts.chat.settings}</span>
           ${own && html`<i class="own-sign" aria-hidden="true"></i>`}
@@ -80,8 +93,9 @@ export function Chat() {
       ${chats.problem && html`<p class="problem" role="alert">${chats.problem}
         <button type="button" onClick=${ask}>${chats.keyless ? texts.chat.typeKey : texts.chat.again}</button></p>`}
       ${chats.unready && !waits && html`<p class="notice" role="status">${chats.unready}</p>`}
+      ${gone && html`<p class="notice" role="status">${texts.chat.notOffered(settings.model, model.id)}</p>`}
       ${chats.notice && html`<p class="notice" role="status">${chats.notice}</p>`}
-      <${Messages} key=${conversation?.id ?? "new"} conversation=${conversation} />
+      <${Messages} key=${conversation?.id ?? "new"} conversation=${conversation} model=${model} />
       <${Composer} key=${`say-${conversation?.id}`} conversation=${conversation?.id ?? ""}
         answering=${chats.answering(id)} send=${send} />
     </section>
@@ -89,11 +103,13 @@ export function Chat() {
   </div>`;
 }
 
+// Whether the dialog shows the same of both.
 function same(settings, others) {
-  return Object.keys({ ...settings, ...others }).every((name) => settings[name] === others[name]);
+  const names = Object.keys({ ...settings, ...others });
+  return names.every((name) => name === "model" || settings[name] === others[name]);
 }
 
-function Messages({ conversation }) {
+function Messages({ conversation, model }) {
   const scroller = useRef(null);
   const [atEnd, setAtEnd] = useState(true);
   const [editing, edit] = useState(""); // the id of the message that is edited
@@ -127,9 +143,9 @@ function Messages({ conversation }) {
     <div class="messages" ref=${scroller} onScroll=${scrolled} tabindex="0" role="group"
       aria-label=${texts.chat.conversation}>
       ${nodes.length === 0 && html`<div class="welcome">
-        <h2>${texts.chat.welcome}</h2><p class="muted">${texts.chat.welcomeWhy(chats.model?.id)}</p>
+        <h2>${texts.chat.welcome}</h2><p class="muted">${texts.chat.welcomeWhy(model?.id)}</p>
       </div>`}
-      ${nodes.map((node) => html`<${Message} key=${node.parent} conversation=${conversation} node=${node}
+      ${nodes.map((node) => html`<${Message} key=${node.parent} conversation=${conversation} node=${node} model=${model}
         last=${node === last} live=${chats.running.get(node.id)} editing=${editing === node.id} edit=${edit} />`)}
     </div>
     ${!atEnd && html`<button type="button" class="to-end" onClick=${toEnd}><${Icon} name="down" />

@@ -47,9 +47,14 @@ class Chats extends EventTarget {
     return this.#library.conversations;
   }
 
-  // The model as the server describes it; null before it is known.
-  get model() {
-    return this.#served.model;
+  // The models that can be chosen, as the server describes them; empty before they are known.
+  get models() {
+    return this.#served.models;
+  }
+
+  // The one that answers with these settings: the served one where theirs is not offered. Null before it is known.
+  modelOf(settings) {
+    return this.#served.model(settings.model);
   }
 
   // What is wrong with the server, for the user to read.
@@ -62,7 +67,7 @@ class Chats extends EventTarget {
     return this.#served.keyless;
   }
 
-  // Why the server would not answer now, for the user to read; empty where it would.
+  // Why the server would not answer now, or at once, for the user to read; empty where it would.
   get unready() {
     return this.#served.unready;
   }
@@ -128,15 +133,15 @@ class Chats extends EventTarget {
     this.#answer(conversation, conversation.nodes[node].parent);
   }
 
-  // Whether an answer has a beginning and no end, of which the model can write more.
-  canExtend(node) {
+  // Whether an answer has a beginning and no end, of which `model` can write more.
+  canExtend(node, model) {
     const unfinished = node.finish === "length" || ["stopped", "interrupted", "failed"].includes(node.state);
-    return node.text !== "" && unfinished && !this.fills(node) && !this.running.has(node.id);
+    return node.text !== "" && unfinished && !this.fills(node, model) && !this.running.has(node.id);
   }
 
-  // Whether an answer ended where the model's context does.
-  fills({ usage }) {
-    return usage?.total_tokens >= this.model?.context_length;
+  // Whether an answer ended where the context of `model` does, or later.
+  fills({ usage }, model) {
+    return usage?.total_tokens >= model?.context_length;
   }
 
   // Has the model write on where the answer `node` ended.
@@ -233,10 +238,10 @@ class Chats extends EventTarget {
   }
 
   #body(conversation, parent) {
-    const { temperature, top_p, max_tokens, seed } = conversation.settings;
+    const { model, temperature, top_p, max_tokens, seed } = conversation.settings;
     return {
       messages: messagesTo(conversation, parent),
-      ...given({ temperature, top_p, max_tokens, seed }),
+      ...given({ model, temperature, top_p, max_tokens, seed }),
       stream: true,
       stream_options: { include_usage: true },
       return_token_ids: true,
@@ -280,13 +285,13 @@ class Chats extends EventTarget {
     if (live.resume && end.state === "stopped") endAnswer(live.resume.id).catch(() => {});
     if (this.#reads(id, node) && !superseded) this.#change(id, node, { ...end, ...speed(live) });
     else this.#changed(); // what becomes of it, the tab says that reads it
-    if (end.state !== "done") this.findModel(); // which goes on until the server is back, and ready
+    if (end.state !== "done" || this.unready) this.findModel(); // which goes on until the server is back, and ready
   }
 
-  // Has `read` read the answer of the model that the server has: it may have another one than it was asked for last.
+  // Has `read` read the answer of a model that the server has: it may have others than it was asked for last.
   async #ask(id, node, body, read) {
     for (;;) {
-      const model = await this.#served.name();
+      const model = await this.#served.name(body.model);
       this.#change(id, node, { model }, SAVE_MS);
       try {
         await read({ ...body, model });
@@ -294,7 +299,7 @@ class Chats extends EventTarget {
       } catch (error) {
         if (error.code !== "model_not_found") throw error;
         await this.findModel();
-        if (this.model.id === model) throw error;
+        if (this.modelOf(body).id === model) throw error;
       }
     }
   }

@@ -112,13 +112,13 @@ function Words() {
 }
 
 // Whether the model can be asked, as far as is known.
-function Readiness({ ready }) {
+function Readiness({ ready, asleep }) {
   if (cluster.problem) {
     return html`<span class="pill unseen" role="status">
       ${cluster.unreachable ? words.unreachable : words.notSeen}</span>`;
   }
   return html`<span class=${ready ? "pill ready" : "pill"} role="status">
-    ${ready ? words.ready : words.notReady}</span>`;
+    ${ready ? words.ready : asleep ? words.asleep : words.notReady}</span>`;
 }
 
 function Summary({ picture }) {
@@ -133,7 +133,8 @@ function Summary({ picture }) {
   const allReduce = picture.collective.token ? [[words.collective, words.collectiveOf(picture.collective)]] : [];
   return html`<header class="cluster-head">
     <h1>${picture.model.name}</h1>
-    <${Readiness} ready=${picture.ready} />
+    <${Readiness} ready=${picture.ready} asleep=${picture.asleep} />
+    ${picture.next && html`<span class="muted">${words.nextModel(picture.next)}</span>`}
     ${picture.reason && html`<p class="why">${picture.reason}</p>`}
     <dl class="figures">
       ${figures.map(([name, value, more]) => html`<div key=${name}><dt>${name}</dt><dd>${value}${more}</dd></div>`)}

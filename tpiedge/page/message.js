@@ -13,8 +13,8 @@ const TICK_MS = 500;
 const SHOWN_MS = 1500;
 const TOO_LONG = "context_length_exceeded";
 
-// `live` is what is known of an answer that is being made; `edit` gets the id of the question that is to be edited, ""
-// for none, and `editing` says whether it is this one.
+// `model` answers next; `live` is what is known of an answer that is being made; `edit` gets the id of the question
+// that is to be edited, "" for none, and `editing` says whether it is this one.
 export function Message(props) {
   return props.node.role === "user" ? html`<${Question} ...${props} />` : html`<${Answer} ...${props} />`;
 }
@@ -70,8 +70,8 @@ function Editor({ text, send, cancel }) {
   </form>`;
 }
 
-function Answer({ conversation, node, live, last, edit }) {
-  const name = node.model ?? chats.model?.id ?? texts.shell.name;
+function Answer({ conversation, node, model, live, last, edit }) {
+  const name = node.model ?? model?.id ?? texts.shell.name;
   const goOn = chats.canGoOn(node);
   const tooLong = node.code === TOO_LONG;
   const extend = () => {
@@ -88,11 +88,11 @@ function Answer({ conversation, node, live, last, edit }) {
     <h2 class="visually-hidden">${name}</h2>
     ${node.thought && html`<${Reasoning} node=${node} live=${live} />`}
     <${Markdown} text=${node.text} done=${!live} />
-    ${live ? html`<${Progress} live=${live} />` : html`<${Outcome} node=${node} />`}
+    ${live ? html`<${Progress} live=${live} />` : html`<${Outcome} node=${node} model=${model} />`}
     ${!live && html`<div class="tools">
       <${Versions} conversation=${conversation} node=${node} />
       ${node.text && html`<${Copy} text=${node.text} />`}
-      ${last && !tooLong && chats.canExtend(node) && html`<button type="button" class="quiet" onClick=${extend}>
+      ${last && !tooLong && chats.canExtend(node, model) && html`<button type="button" class="quiet" onClick=${extend}>
         <${Icon} name="right" /><span>${texts.chat.goOn}</span></button>`}
       ${(last || goOn) && html`<button type="button" class="quiet" onClick=${anew}>
         <${Icon} name=${tooLong ? "edit" : "again"} /><span>${tooLong ? texts.chat.edit : words(node, goOn)}</span>
@@ -130,24 +130,24 @@ function progress(live) {
   return texts.chat.live(tokens, rateOf(live));
 }
 
-function Outcome({ node }) {
+function Outcome({ node, model }) {
   const { state, error, code, finish, text } = node;
-  const facts = factsOf(node);
+  const facts = factsOf(node, model);
   const over = passes(node) && chats.ready;
   const failed = over ? texts.chat.readyNow : text ? texts.chat.brokeOff : texts.chat.failed;
   return html`
     ${state === "failed" && html`<p class=${over ? "muted" : "error"}>${failed(error)}</p>`}
-    ${code === TOO_LONG && html`<p class="muted">${texts.chat.tooLong(chats.model?.context_length)}</p>`}
+    ${code === TOO_LONG && html`<p class="muted">${texts.chat.tooLong(model?.context_length)}</p>`}
     ${state === "stopped" && html`<p class="muted">${texts.chat.stopped}</p>`}
     ${state === "unread" && html`<p class="error">${texts.chat.unread(error)}</p>`}
     ${state === "running" && html`<p class="muted">${texts.chat.elsewhere}</p>`}
     ${state === "interrupted" && html`<p class="muted">${texts.chat.interrupted}</p>`}
-    ${finish === "length" && html`<p class="muted">${chats.fills(node) ? texts.chat.full : texts.chat.cut}</p>`}
+    ${finish === "length" && html`<p class="muted">${chats.fills(node, model) ? texts.chat.full : texts.chat.cut}</p>`}
     ${facts.length > 0 && html`<p class="facts">${facts.map((fact) => html`<span key=${fact}>${fact}</span>`)}</p>`}`;
 }
 
-function factsOf({ model, usage, tokens = 0, before = 0, rate, first_s }) {
-  const facts = model && chats.model && model !== chats.model.id ? [model] : [];
+function factsOf({ model, usage, tokens = 0, before = 0, rate, first_s }, next) {
+  const facts = model && next && model !== next.id ? [model] : [];
   const count = before + (usage?.completion_tokens ?? tokens);
   if (count) facts.push(texts.chat.count(count));
   if (rate) facts.push(texts.chat.rate(rate));

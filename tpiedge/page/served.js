@@ -1,5 +1,5 @@
-// Which model the server has, and whether it answers. While it cannot be reached or is not ready, it is asked again and
-// again.
+// Which models the server has, and whether it answers. While it cannot be reached or is not ready, it is asked again
+// and again.
 
 import { json, read, request } from "./api.js";
 import { texts } from "./texts.js";
@@ -10,16 +10,17 @@ const NO_ANSWER = 0;
 const NO_KEY = 401;
 
 export class Served {
-  // As the server describes it; null before it is known.
-  model = null;
+  // As the server describes them, each once; empty before they are known.
+  models = [];
   // Why the server does not say, for the user to read; empty where it does.
   problem = "";
   // Whether that is because it wants a key.
   keyless = false;
-  // Why it would not answer now, for the user to read; empty where it would.
+  // Why it would not answer now, or at once, for the user to read; empty where it would.
   unready = "";
   // Whether it said at last that it would answer.
   ready = false;
+  #serves = null;
   #changed;
   #asking = null;
   #timer = 0;
@@ -35,20 +36,29 @@ export class Served {
     return this.#asking;
   }
 
-  // The model's name; the one that was learnt before will do. Throws Error where there is none.
-  async name() {
-    if (!this.model) await this.find();
-    if (!this.model) throw new Error(this.problem);
-    return this.model.id;
+  // The model of that name; the one that is served where it is not offered. Null before it is known.
+  model(name) {
+    return this.models.find((one) => isCalled(one, name)) ?? this.#serves;
+  }
+
+  // The name of `model(name)`; what was learnt before will do. Throws Error where there is none.
+  async name(name) {
+    if (!this.model(name)) await this.find();
+    if (!this.model(name)) throw new Error(this.problem);
+    return this.model(name).id;
   }
 
   async #ask() {
     clearTimeout(this.#timer);
     this.ready = false;
     try {
-      [this.model] = (await json("v1/models", { lateMs: LATE_MS, asking: () => this.#tell("") })).data;
+      const { data } = await json("v1/models", { lateMs: LATE_MS, asking: () => this.#tell("") });
+      const { models: [loaded] } = await json("api/ps", { lateMs: LATE_MS });
+      this.models = data.filter(({ id }, index) => !data.slice(0, index).some((one) => isCalled(one, id)));
+      [this.#serves] = this.models;
+      this.#serves = this.model(loaded?.name);
       const { ready, reason } = await read(await request("ready", { lateMs: LATE_MS }));
-      this.unready = ready ? "" : texts.chat.unready(reason);
+      this.unready = !ready ? texts.chat.unready(reason) : loaded ? "" : texts.chat.asleep;
       this.keyless = false;
       this.ready = ready;
       this.#tell("", !ready);
@@ -65,4 +75,8 @@ export class Served {
     if (again) this.#timer = setTimeout(() => this.find(), AGAIN_MS);
     this.#changed();
   }
+}
+
+export function isCalled({ id, also_called }, name) {
+  return id === name || also_called.includes(name);
 }

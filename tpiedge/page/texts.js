@@ -145,13 +145,17 @@ export const texts = {
     thinking: "Thinking …",
 
     isAnswering: "Answering",
+    model: "Model",
+    notOffered: (name, other) => `${name} is not offered any more: ${other} answers.`,
     unready: (why) => `Not ready: ${why}.`,
+    asleep: "The model is loaded with your question.",
     sent: "Waiting for the server …",
     opened: (s) => (s < 1 ? "Reading the prompt …" : `Reading the prompt … ${whole.format(s)} s`),
     reading: ({ done, of, left_s }) =>
       `Reading the prompt … ${whole.format(done)} of ${tokens(of)}${timeLeft(left_s)}`,
-    pauses: ({ note, tokens: begun }) => note.startsWith("waiting for ")
-      ? `W${note.slice(1)}. ${begun ? "The answer goes on then." : "Your question is kept."}` : `Paused: ${note}`,
+    pauses: ({ note, tokens: begun }) => /^waiting for | is served first$/.test(note)
+      ? `${note.replace(/^w(?=aiting for )/, "W")}. ${begun ? "The answer goes on then." : "Your question is kept."}`
+      : `Paused: ${note}`,
     reconnecting: "connection lost, reconnecting",
     reaching: "cannot reach the server, retrying",
     live: (count, rate) => (rate ? `${tokens(count)} · ${rate.toFixed(1)} tokens/s` : tokens(count)),
@@ -211,6 +215,8 @@ export const texts = {
 
     ready: "ready",
     notReady: "not ready",
+    asleep: "asleep",
+    nextModel: (name) => `next: ${name}`,
     collective: "All-reduce",
     collectiveOf: ({ token, chunk }) => `${token}${chunk && chunk !== token ? `; prompts: ${chunk}` : ""}`,
     rate: "Tokens per second",

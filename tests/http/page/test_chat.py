@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import httpx
 
@@ -185,6 +186,54 @@ def test_answer_that_filled_the_context_does_not_continue(browser, service, serv
     browser.say("A story")
     browser.wait_for_text(".answer", "The model's context is full.")
     assert "Continue" not in browser.text(".answer")
+
+
+def test_chosen_model_answers_in_its_conversation_and_in_new_ones(browser, service, url):
+    service.also_called = ("babbler:1b",)
+    service.others = [
+        replace(service.model(), name="phi", also_called=("phi:3b", "babbler"), digest="pack-2")
+    ]
+    browser.shape(320, 640)
+    answers(service, "Hm.", "length")
+    browser.open(url)
+    browser.say("With babbler")
+    browser.wait_for_text(".answer", "Continue")
+    browser.click("Show conversations")
+    browser.click("New chat")
+    browser.wait(lambda: browser.see(".welcome"))
+    browser.run("document.querySelector('.model').focus()")
+    assert browser.focused() == "Model"
+    assert browser.run("return [...document.activeElement.options].map(e => e.value)") == ["babbler", "phi"]
+    browser.press(Keys.ARROW_DOWN)
+    browser.wait_for_text(".welcome", "phi, on your own machines.")
+    assert browser.outside() == [0, 0, 0]
+    assert browser.flaws() == []
+    browser.say("With phi")
+    browser.wait_for_text(".answer", "Continue")
+    browser.reload()
+    browser.run("location.hash = '#chat'")
+    browser.wait_for_text(".welcome", "phi, on your own machines.")
+    browser.click("Show conversations")
+    browser.click("With babbler")
+    browser.wait(
+        lambda: (
+            browser.see(".answer")
+            and browser.run("return document.querySelector('.model').value") == "babbler"
+        )
+    )
+    assert not browser.see(".own-sign")
+    service.others = [replace(service.others[0], context_tokens=8)]  # which this conversation has passed
+    browser.reload()
+    browser.wait_for_text(".answer", "Continue")
+    browser.type(".model", "phi")
+    browser.wait_for_text(".answer", "The model's context is full.")
+    assert [service.generations.get(timeout=LIMIT_S).request.pack for _ in range(2)] == ["pack-1", "pack-2"]
+    service.others = []
+    browser.reload()
+    browser.wait_for_text(".notice", "phi is not offered any more: babbler answers.")
+    browser.say("Again")
+    browser.wait_for_answers("Hm.", "Hm.")
+    assert service.generations.get(timeout=LIMIT_S).request.pack == "pack-1"
 
 
 def test_conversations_are_exported_deleted_together_and_imported(browser, service, url, tmp_path):

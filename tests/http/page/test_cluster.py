@@ -166,3 +166,12 @@ def test_page_shows_lines_that_add_a_machine(view, service):
     assert view.flaws() == []
     view.click("Close", "dialog")
     view.wait(lambda: not view.see("dialog[open]"))
+
+
+def test_cluster_view_shows_the_next_model_and_that_none_is_in_memory(view, service):
+    service.others = [replace(service.model(), name="phi", digest="pack-2")]
+    service.next_pack = "pack-2"
+    view.wait_for_text(".cluster-head", "next: phi")
+    service.unavailable, service.asleep = "the weights are not in memory", True
+    view.wait(lambda: view.texts(".cluster-head .pill") == ["asleep"])
+    assert view.flaws() == []

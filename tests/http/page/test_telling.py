@@ -36,3 +36,21 @@ def test_screen_reader_status_stays_up_to_date(browser, service, url, words):
     service.unavailable = "dell-1 is gone"  # of a page that was loaded before
     browser.say("Still?")
     browser.wait(lambda: browser.run(said) == "No answer: dell-1 is gone")
+
+
+def test_page_says_that_another_model_is_first_or_none_in_memory(browser, service, url, words):
+    service.asleep = True
+    browser.open(url)
+    browser.wait_for_text(".notice", "The model is loaded with your question.")
+    assert not browser.see(".problem")
+    assert browser.flaws() == []
+    browser.say("Well?")
+    generation = service.generations.get(timeout=LIMIT_S)
+    generation.pause("phi is served first")
+    browser.wait_for_text(".progress", "phi is served first. Your question is kept.")
+    assert not browser.see(".notice")
+    service.asleep = False
+    generation.say(*words("Yes."))
+    generation.finish("stop")
+    browser.wait_for_answers("Yes.")
+    browser.wait(lambda: not browser.see(".notice"))

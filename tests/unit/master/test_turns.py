@@ -189,7 +189,12 @@ def test_weights_leave_memory_after_idle_time_and_return(story: Models) -> None:
     assert (status.ready, status.asleep, story.rank_zero.epoch) == (False, True, None)
     assert status.reason == "the weights are not in memory: the next request loads them"
     assert story.agents["w-1"].released
+    story.loads = False
     other = story.ask("r-1", OTHER)
+    story.wait(1.0)
+    assert paused(other) == "loading the weights"
+    for rank in range(2):
+        story.node(rank, story.epoch).ready()
     story.wait_for_model(OTHER)
     assert not story.master.status.asleep
     story.finish("r-1")

@@ -8,7 +8,7 @@ import * as tree from "../../../tpiedge/page/tree.js";
 const id = (number) => String(number).padStart(24, "0");
 
 function talk() {
-  let found = tree.newConversation(id(1), 5, { system: "Be brief", seed: 3 });
+  let found = tree.newConversation(id(1), 5, { model: "phi", system: "Be brief", seed: 3 });
   found = tree.add({ ...found, title: "Foxes" }, { id: id(2), parent: null, role: "user", text: "Well?" }, 6);
   const answer = { id: id(3), parent: id(2), role: "assistant", text: "Yes", thought: "hm", state: "done", rate: 2.5 };
   found = tree.add(found, { ...answer, tab: "A", resume: null, usage: { completion_tokens: 7 } }, 7);
