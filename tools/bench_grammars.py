@@ -92,7 +92,7 @@ class Bench:
         tool = {"type": "function", "function": {"name": "tool", "parameters": schema}}
         end = self._tokenizer.eos_id or 0
         service = FakeService(self._tokenizer, vocab_size=self._rows, eos_ids=(end,))
-        grammar = begun_call_grammar(ParsedTools((tool,)), "hermes", "", service)
+        grammar = begun_call_grammar(ParsedTools((tool,)), "hermes", "", service.model())
         if grammar is None or grammar.begins is None:
             raise SystemExit("the tokenizer has no token for what opens a call")
         request = GenerationRequest("bench", (1,), MOST_TOKENS, stop_ids=(end,), grammar=grammar)

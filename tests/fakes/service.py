@@ -187,6 +187,9 @@ class FakeService(Service):
             raise UnknownModel(f"the model {name[:100]!r} is not served here; {self.called!r} is")
         return found[0] if name else self.offered()[0]
 
+    def described(self, name: str) -> ServedModel:
+        return self.model(name)
+
     def packed(self, pack: str) -> ServedModel:
         return next((one for one in self.offered() if one.digest == pack), self.model())
 

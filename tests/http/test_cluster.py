@@ -78,7 +78,7 @@ def test_admin_nodes_json_keeps_its_names_and_types(server, service):
         "pauses": dict.fromkeys(("plan", "loss", "restart", "priority"), histogram),
     }
     assert found == {
-        **dict.fromkeys(("reason", "failed", "split_shows", "pack", "next_pack"), str),
+        **dict.fromkeys(("reason", "failed", "split_shows", "model", "pack", "next_pack"), str),
         **dict.fromkeys(("collective", "bulk_collective", "collective_why"), str),
         **dict.fromkeys(("queued", "running", "epoch"), int),
         **dict.fromkeys(("ready", "asleep"), bool),

@@ -1,17 +1,21 @@
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import httpx
 import pytest
 from click.testing import CliRunner
 
+from tests.fakes.service import PACK
 from tests.http.conftest import SECRET, KnowingTemplate, answers
 from tpiedge.cli.chat_client import chat
 from tpiedge.cli.main import cli
 from tpiedge.cli.master_parts import only_master
 from tpiedge.cli.nodes import nodes
+from tpiedge.cli.use import _wait_until_served
 from tpiedge.errors import PeerError, PeerLost, UserError
 from tpiedge.host.private_file import replace_private
+from tpiedge.local.served_models import ServedModel
 from tpiedge.master.status import NodeStatus
 
 NODES = (
@@ -56,9 +60,33 @@ def test_reasoning_is_shown_and_is_no_part_of_the_answer(command, service):
     assert json.loads(command(chat, "--prompt", "hi", "--json"))["text"] == "Hello there"
 
 
-def test_another_model_than_the_masters_is_refused(command):
-    with pytest.raises(UserError, match=r"the master serves babbler, not demo: leave --model out"):
+def test_chat_talks_to_the_model_that_the_user_names(command, service):
+    service.others = [
+        ServedModel("phi", 64, 0, digest="b" * 64, tokenizer=service.tokenizer, template=service.template)
+    ]
+    text = answers(service, "Hello there")
+    record = json.loads(command(chat, "--prompt", "hi", "--json", "--model", "phi"))
+    assert (record["model"], record["text"]) == ("phi", text)
+    assert service.generations.get(timeout=20).request.pack == "b" * 64
+    with pytest.raises(UserError, match=r"the model 'demo' is not served here; 'babbler' is"):
         command(chat, "--prompt", "hi", "--model", "demo")
+
+
+def test_chat_changes_the_model_during_a_conversation(command, service):
+    service.others = [
+        ServedModel("phi", 64, 0, digest="b" * 64, tokenizer=service.tokenizer, template=service.template)
+    ]
+    answers(service, "Hello there")
+    command(chat, stdin="hi\n/model phi\nand\n/model nothing\n/model\nmore\n")
+    requests = [service.generations.get(timeout=20).request for _ in range(3)]
+    assert [one.pack for one in requests] == [PACK, "b" * 64, "b" * 64]
+    assert len(requests[2].prompt_ids) > len(requests[1].prompt_ids), "the conversation goes on"
+
+
+def test_use_says_what_is_served_until_the_switch():
+    picture = {"model": {"name": "demo"}, "ready": True, "reason": "phi is next", "next": "phi", "events": []}
+    with pytest.raises(PeerError, match=r"phi is not served yet .*, but is next \(demo serves until then\)"):
+        _wait_until_served(SimpleNamespace(get=lambda _path: picture), "phi", 0.0)
 
 
 def test_a_conversation_keeps_its_turns(command, service):

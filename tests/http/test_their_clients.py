@@ -151,7 +151,9 @@ def test_tokens_of_an_oversized_prompt_are_counted(serve, service, said):
         right = len(service.tokenizer.encode(f"<user>{said}", add_special=False))
         assert abs(found.input_tokens - right) <= 8
         with pytest.raises(anthropic.BadRequestError, match="prompt is too long") as refused:
-            client.messages.create(model="babbler", messages=[{"role": "user", "content": said}], max_tokens=1)
+            client.messages.create(
+                model="babbler", messages=[{"role": "user", "content": said}], max_tokens=1
+            )
     assert f"{found.input_tokens} tokens > {service.max_sequence} maximum" in str(refused.value)
     long = "once upon a time " * 200_000
     each = len(service.tokenizer.encode(" once upon a time", add_special=False))

@@ -7,6 +7,7 @@ import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from dataclasses import asdict
+from functools import partial
 from typing import Final, TypeVar
 
 import msgspec
@@ -20,8 +21,8 @@ from tpiedge.api.errors import ApiError, refused
 from tpiedge.api.fields import BodyFields
 from tpiedge.api.guard import LINK_PATH, Guard
 from tpiedge.api.intake import Intake
+from tpiedge.api.parsed import found_model
 from tpiedge.api.timeline import shown_step
-from tpiedge.local.served_models import UnknownModel
 from tpiedge.local.service import Service
 from tpiedge.master.loss_plans import Forecast
 from tpiedge.master.reconciler import NotServing
@@ -122,10 +123,8 @@ class Admin:
     async def _use(self, request: Request) -> Response:
         fields = await self._intake.done(request, lambda values: BodyFields(values, USE))
         name, now = fields.needed("model"), fields.get("now", False)
-        try:
-            model = await self._run(lambda: self._service.use(name, now=now))
-        except UnknownModel as error:
-            raise ApiError(404, str(error), "model_not_found", param="model") from None
+        use = partial(self._service.use, now=now)
+        model = await self._run(lambda: found_model(use, name))
         return JSONResponse({"model": model.name})
 
     def _told(self, what: str, find: Callable[[], object]) -> Route:

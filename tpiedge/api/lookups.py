@@ -17,7 +17,7 @@ from tpiedge.api.intake import Intake
 from tpiedge.api.messages import MESSAGES, read_messages
 from tpiedge.api.ollama import ABSENT, moment, usual_parameters
 from tpiedge.api.openai import SWITCHES, rendered
-from tpiedge.api.parsed import MODEL, TOKEN_IDS, encode, named_model, read_token_ids
+from tpiedge.api.parsed import MODEL, TOKEN_IDS, encode, found_model, named_model, read_token_ids
 from tpiedge.local.served_models import ServedModel
 from tpiedge.local.service import Service
 from tpiedge.model.call_reader import call_form
@@ -97,10 +97,7 @@ def _models(request: Request, service: Service) -> Json:
 
 def _one_model(request: Request, service: Service) -> Json:
     """Shows the model under its first name."""
-    name = request.path_params["name"]
-    model = next((one for one in service.offered() if one.is_called(name)), None)
-    if model is None:
-        raise ApiError(404, f"the model {name[:100]!r} is not served here", "model_not_found", param="model")
+    model = found_model(service.described, request.path_params["name"])
     return (_anthropic_card if is_anthropic(request.headers) else _card)(model, model.name)
 
 
@@ -223,6 +220,6 @@ LOOKUPS: Final[Mapping[str, tuple[str, t.JsonSchema, Callable[[BodyFields, Serve
     "/tokenize": ("The tokens of a text or a chat", _TOKENIZE, _tokens),
     "/detokenize": ("The text of tokens", _DETOKENIZE, _text),
     "/v1/messages/count_tokens": ("The tokens of such a request", COUNT, count_tokens),
-    "/api/show": ("What is known of the model", _SHOW, _shown),
+    "/api/show": ("What is known of a model", _SHOW, _shown),
 }
 """Routes with a body, by path: (summary, fields, function that answers)."""

@@ -26,10 +26,10 @@ _TOLD: Final[Mapping[str, str]] = {
     "/version": "The version of tpiedge",
     "/openapi.json": "This document",
     "/docs": "This document, for people",
-    "/v1/models": "The model that is served",
-    "/v1/models/{name}": "The model's card, by its name or an alias",
-    "/api/tags": "The model that is served",
-    "/api/ps": "The model that is in memory",
+    "/v1/models": "The models that requests may name, the served one first",
+    "/v1/models/{name}": "A model's card, by its name or an alias",
+    "/api/tags": "The models that requests may name, the served one first",
+    "/api/ps": "The model whose weights are in memory",
     "/api/version": "The release of Ollama whose API this is",
     "/admin/cluster": "The state of the cluster",
     "/admin/whatif": "What the planner predicts with one machine less, or one more",
@@ -44,7 +44,7 @@ _POSTED: Final[Mapping[str, tuple[str, t.JsonSchema]]] = {
     "/admin/nodes/revoke": ("Revoke a worker", _WORKER),
     "/admin/nodes/drain": ("Drain a worker", _WORKER),
     "/admin/nodes/undrain": ("Undrain a worker", _WORKER),
-    "/admin/model": ("Serve another model as soon as no request runs or waits", USE),
+    "/admin/model": ("Serve another model, once no request runs or waits", USE),
     "/admin/tokens": ("Make a token and lines that install and start one more worker", NOTHING),
     "/admin/nodes/clear": ("Retry a worker that is left out", _WORKER),
 }
@@ -133,9 +133,9 @@ def document() -> t.JsonSchema:
         "info": {
             "title": "tpiedge",
             "version": __version__,
-            "description": "One model, served by several machines. Fields that are not known here have no effect and "
-            "are listed in the header x-ignored-fields. Null counts as missing. Where a model's files name defaults "
-            "of sampling, those hold.",
+            "description": "Several machines serve one model at a time. Fields that are not known here have no effect "
+            "and are listed in the header x-ignored-fields. Null counts as missing. Where a model's files name "
+            "defaults of sampling, those hold.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "paths": paths,

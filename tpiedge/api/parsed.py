@@ -2,7 +2,7 @@
 
 import math
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, Literal
 
@@ -157,8 +157,13 @@ def prompts(most: int, description: str) -> t.JsonSchema:
 
 def named_model(fields: BodyFields, service: Service) -> ServedModel:
     """Finds the model that the request names, or the served one. May open a model. Raises ApiError."""
+    return found_model(service.model, fields.get("model") or "")
+
+
+def found_model(find: Callable[[str], ServedModel], name: str) -> ServedModel:
+    """Returns `find(name)`. Raises ApiError for UnknownModel."""
     try:
-        return service.model(fields.get("model") or "")
+        return find(name)
     except UnknownModel as error:
         raise ApiError(404, str(error), "model_not_found", param="model") from None
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import click
 
@@ -17,7 +18,6 @@ from tpiedge.cli.sampling_flags import TOKEN_IDS, chat_sampling_options
 from tpiedge.engine.sampling import check_sampling
 from tpiedge.errors import PeerError, UserError
 from tpiedge.local.catalogue import load_label, packs_of
-from tpiedge.model.source import parse_hub_name
 from tpiedge.progress import LiveLine
 from tpiedge.sanitise import sanitised
 from tpiedge.wire.requests import Sampling
@@ -28,7 +28,9 @@ from tpiedge.wire.requests import Sampling
 @option("--api-key", "The master's API key, if it has one.", envvar="TPIEDGE_API_KEY")
 @tls_ca_option
 @tls_fingerprint_option
-@option("--model", "Talk to this model only.  [default: whatever the master serves]", MODEL)
+@option(
+    "--model", "A model of `tpiedge ls` on the master's computer.  [default: the one that is served]", MODEL
+)
 @option("--prompt", "One message instead of a conversation.")
 @option("--system", "System prompt.")
 @option("--max-tokens", "Limit per answer.  [default: 2048, as far as they fit]", click.IntRange(1))
@@ -57,7 +59,7 @@ def chat(
     if max_tokens is not None:
         settings["max_tokens"] = max_tokens
     with master_at(url, state, api_key, trust_of(tls_ca, tls_fingerprint)) as master:
-        backend = _MasterBackend(master, _served(master, model, cache), settings)
+        backend = _MasterBackend(master, _served(master, model, cache), settings, cache)
         if prompt is None:
             converse(backend, system, state)
             return
@@ -74,10 +76,14 @@ def chat(
 
 
 class _MasterBackend:
-    def __init__(self, master: MasterClient, model: str, settings: Settings) -> None:
+    def __init__(self, master: MasterClient, model: str, settings: Settings, cache: Path | None) -> None:
         self.name = model
         self._master = master
+        self._cache = cache
         self.settings = settings
+
+    def choose(self, name: str) -> None:
+        self.name = _served(self._master, name, self._cache)
 
     def ask(self, messages: list[ChatMessage], settings: Settings, show: Callable[[str], None]) -> ChatAnswer:
         answer, line, said, times = ChatAnswer(), LiveLine(), "", list[float]()
@@ -107,23 +113,24 @@ class _MasterBackend:
 
 
 def _served(master: MasterClient, wanted: str | None, cache: Path | None) -> str:
-    match master.get("/v1/models"):
-        case {"data": [{"id": str(served), **more}, *_]}:
-            also = more.get("also_called")
-            names = {served, *(also if isinstance(also, list) else ())}
-        case _:
-            raise UserError("the server names no model: is it a tpiedge master?")
+    """Returns the master's name of the model, by default of the served one. Raises UserError, PeerError."""
     if wanted is None:
-        return served
-    hub_name = parse_hub_name(wanted)
-    meant = {wanted, *([str(hub_name)] if hub_name else [])}  # as far as this computer knows
-    with suppress(UserError):  # another computer's model
-        meant |= {load_label(path).name for path in packs_of(wanted, cache)}
-    if not names & meant:
-        raise UserError(
-            f"the master serves {sanitised(served)}, not {wanted}: leave --model out, or start another"
-        )
-    return served
+        return _name(master, "")
+    try:
+        return _name(master, wanted)
+    except UserError:
+        with suppress(UserError):  # perhaps only the master's computer has the model
+            for pack in packs_of(wanted, cache):
+                with suppress(UserError):
+                    return _name(master, load_label(pack).name)
+        raise
+
+
+def _name(master: MasterClient, wanted: str) -> str:
+    match master.get(f"/v1/models/{quote(wanted, safe='')}" if wanted else "/v1/models"):
+        case {"data": [{"id": str(name)}, *_]} | {"id": str(name)}:
+            return name
+    raise UserError("the server names no model: is it a tpiedge master?")
 
 
 def _add_event(event: str, answer: ChatAnswer) -> str:

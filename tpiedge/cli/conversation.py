@@ -24,6 +24,7 @@ _HELP = """\
 Enter sends a message, Alt-Enter starts a new line; pasted text is one message.
 Ctrl-R searches earlier messages: Enter takes one, Enter again sends it, Ctrl-G cancels.
 /clear          clear the conversation
+/model NAME     ask another model of the master; without NAME: show which one answers
 /system TEXT    set the system prompt; without TEXT: remove it
 /set NAME VALUE {names}
 /set NAME       without VALUE: back to the value of the start, for seed a new one each time
@@ -65,6 +66,9 @@ class ChatBackend(Protocol):
 
     name: str
     settings: Settings
+
+    def choose(self, name: str) -> None:
+        """Lets another model answer from now on. Raises UserError, PeerError."""
 
     def ask(self, messages: list[ChatMessage], settings: Settings, show: Callable[[str], None]) -> ChatAnswer:
         """Answers the last message; blocks. `show` gets each piece. Raises UserError, PeerError."""
@@ -151,6 +155,10 @@ class Conversation:
                 self._confirm(f"system prompt {'set' if rest else 'removed'}")
             case "set":
                 self._set(rest)
+            case "model":
+                if rest:
+                    self._backend.choose(rest)
+                _tell(f"talking to {sanitised(self._backend.name)}")
             case "save":
                 self._save(rest)
             case _:

@@ -112,6 +112,9 @@ class LocalBackend:
         }
         self._turns = count(1)
 
+    def choose(self, name: str) -> None:
+        raise UserError(f"this chat has one model: 'tpiedge run {name}' talks to another")
+
     def ask(self, messages: list[ChatMessage], settings: Settings, show: Callable[[str], None]) -> ChatAnswer:
         prompt = self._model.message_ids(messages)
         if len(prompt) >= self._capacity:

@@ -85,9 +85,10 @@ VERBS = {
 
 _SYNONYMS = {"list": "ls"}
 _OLLAMA_VERBS = {
-    "ps": "'tpiedge nodes' shows what a running master serves and with which machines, 'tpiedge top' watches it",
+    "ps": "'tpiedge top' shows what a running master serves, and with which machines",
     "serve": "'tpiedge master MODEL' serves a model, 'tpiedge master demo' the bundled one",
-    "stop": "Ctrl-C where 'tpiedge master' or 'tpiedge run' runs ends it; 'tpiedge nodes drain' takes out one worker",
+    "stop": "Ctrl-C where 'tpiedge master' or 'tpiedge run' runs ends it, --idle-unload of the master frees memory; "
+    "'tpiedge nodes drain' takes out one worker",
     "create": "'tpiedge import-gguf FILE --name NAME' makes a model of a file; --system of 'tpiedge run' sets a prompt",
     "cp": "'tpiedge import-gguf FILE --name NAME' and 'tpiedge pack MODEL --name NAME' choose a model's name",
     "push": "models are only fetched: 'tpiedge pull MODEL'",

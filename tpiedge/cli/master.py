@@ -138,11 +138,11 @@ def _as(read: Callable[..., Any], *more: object) -> Callable[[click.Context, cli
 )
 @option(
     "--switch",
-    "Whether requests for this computer's other models (tpiedge ls) are served, in turns.",
+    "Whether requests may name this computer's other models (tpiedge ls), which are then served in turns.",
     click.Choice(["auto", "off"]),
     "auto",
 )
-@option("--models", "The only other models that may be served: NAME,NAME.", callback=_as(_listed))
+@option("--models", "The only other models that requests may name: NAME,NAME.", callback=_as(_listed))
 @option(
     "--idle-unload",
     "Seconds without requests after which the weights leave the memory of all machines; the next request loads them. "

@@ -211,10 +211,11 @@ def _called(node: NodeStatus, status: ClusterStatus) -> str:
 def _summary(status: ClusterStatus) -> str:
     if not status.ready:
         fetching = [node for node in status.nodes if node.fetched_bytes < node.fetch_total_bytes]
-        return f"not ready: {status.reason}" + "".join(
+        return f"{'asleep' if status.asleep else 'not ready'}: {status.reason}" + "".join(
             f"; {_called(node, status)} fetches weights" for node in fetching
         )
     parts = [node for node in status.nodes if node.rank is not None]
     names = ", ".join(_called(node, status) for node in parts)
     ways = collective_names(status.collective, status.bulk_collective)
-    return f"ready: {counted(len(parts), 'node')} ({names})" + (f", all-reduce {ways}" if ways else "")
+    more = (f", all-reduce {ways}" if ways else "") + (f", model {status.model}" if status.model else "")
+    return f"ready: {counted(len(parts), 'node')} ({names}){more}"

@@ -197,7 +197,8 @@ def _lines(status: dict[str, Any], called: Mapping[str, str], away: int) -> Iter
     reason, why = (
         f": {sanitised(status[name])}" if status[name] else "" for name in ("reason", "collective_why")
     )
-    yield f"{'ready' if status['ready'] else 'not ready'}{reason}"
+    state = "ready" if status["ready"] else "asleep" if status["asleep"] else "not ready"
+    yield f"{sanitised(status['model'])}: {state}{reason}" if status["model"] else f"{state}{reason}"
     if status["collective"]:
         ways = collective_names(sanitised(status["collective"]), sanitised(status["bulk_collective"]))
         yield f"all-reduce: {ways}{why}"

@@ -162,8 +162,8 @@ def title(node: PictureJson) -> str:
 
 def summary(picture: PictureJson) -> str:
     totals, reason = picture["totals"], sanitised(picture["reason"])
-    ready = "ready" if picture["ready"] else f"not ready: {reason}" if reason else "not ready"
-    parts = [f"{sanitised(picture['model']['name'])}: {ready}"]
+    state = "ready" if picture["ready"] else "asleep" if picture["asleep"] else "not ready"
+    parts = [f"{sanitised(picture['model']['name'])}: {state}" + (f": {reason}" if reason else "")]
     parts.append(f"{totals['running']:d} running, {totals['queued']:d} queued")
     if totals["tokens_per_s"]:
         parts.append(f"{totals['tokens_per_s']:.1f} tokens/s")

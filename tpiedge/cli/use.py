@@ -23,7 +23,7 @@ from tpiedge.units import format_seconds
 
 @click.command()
 @model_option
-@option("--now", "End the requests of other models at once; else they finish first.", is_flag=True)
+@option("--now", "End requests of other models at once, with an error.", is_flag=True)
 @option("--timeout", "Seconds to wait; the master goes on afterwards.", Number(0, 1e6), 600.0, "limit_s")
 @json_option
 @options.state_option
@@ -31,7 +31,11 @@ from tpiedge.units import format_seconds
 def use(
     model_name: str, now: bool, limit_s: float, as_json: bool, state: Path | None, cache: Path | None
 ) -> None:
-    """Serve MODEL with the running master of this computer."""
+    """Serve MODEL with the running master of this computer.
+
+    A model that is not here is pulled and packed first. Requests of other models that run or wait are answered before
+    the switch; a later request of another model switches back.
+    """
     with admin_of(state) as master:
         offer_pull(model_name, cache)
         prepared = prepare(model_name, None, None, cache)  # makes the pack
@@ -54,10 +58,11 @@ def _wait_until_served(master: MasterClient, name: str, limit_s: float) -> None:
                     failed = (one["detail"] for one in picture["events"] if one["kind"] == "plan failed")
                     why = sanitised(next(failed, "requests of another model came first"))
                     raise PeerError(f"{name} is not served: {why}")
-                waits = sanitised(picture["reason"]) or "requests of another model run"
+                served, why = sanitised(picture["model"]["name"]), sanitised(picture["reason"])
+                waits = f"{served} serves until then" if picture["ready"] else why
                 if time.monotonic() >= deadline:
                     raise PeerError(
-                        f"{name} is not served yet after {format_seconds(limit_s)} ({waits}); it is next: run this "
+                        f"{name} is not served yet after {format_seconds(limit_s)}, but is next ({waits}): run this "
                         "again to keep waiting, or add --now"
                     )
                 progress.update(f"{name} is next: {waits}")

@@ -113,11 +113,11 @@ class ServedModels:
         self._stored: list[tuple[StoredPack, ServedModel]] = []
         self._only: list[Path] | None = None
         if only is not None:
-            self._only = [self._called(name).path for name in only if not first.is_called(name)]
+            self._only = [self._called(name)[0].path for name in only if not first.is_called(name)]
 
     @property
     def offered(self) -> list[ServedModel]:
-        """The models that requests may name, the first one first. Reads the manifests of new packs."""
+        """The models that requests may name. Reads the manifests of new packs."""
         opened = dict(self._opened)
         return [
             *opened.values(),
@@ -127,11 +127,20 @@ class ServedModels:
     def find(self, name: str) -> ServedModel:
         """Finds a model by name and opens it, which may take seconds. Raises UnknownModel, and UserError if it cannot
         be served."""
+        pack, model = self._named(name)
+        return model if pack is None else self._open(pack.path)
+
+    def described(self, name: str) -> ServedModel:
+        """Finds a model by name without opening it. Raises UnknownModel."""
+        return self._named(name)[1]
+
+    def _named(self, name: str) -> tuple[StoredPack | None, ServedModel]:
+        """Returns an open model, or a pack with its description."""
         bare = name.removesuffix(":latest")  # Ollama's clients append it
         for one in tuple(self._opened.values()):
-            if one.is_called(name) or one.is_called(bare):
-                return one
-        return self._open(self._called(bare).path)
+            if any(map(one.is_called, (name, bare, str(parse_hub_name(bare))))):
+                return None, one
+        return self._called(bare)
 
     def packed(self, pack: str) -> ServedModel:
         """Finds a model by its pack's id; the first one if none has it. May open the model."""
@@ -166,15 +175,18 @@ class ServedModels:
                 self._stored, self._seen = found, seen
         return [one for one in self._stored if self._only is None or one[0].path in self._only]
 
-    def _called(self, name: str) -> StoredPack:
-        hub = parse_hub_name(name)
+    def _called(self, name: str) -> tuple[StoredPack, ServedModel]:
+        hub, packs = parse_hub_name(name), self._packs()
         wanted = {name.lower(), *([str(HubName(hub.repo, quant=hub.quant)).lower()] if hub else [])}
-        found = [one for one, _ in self._packs() if wanted & {each.lower() for each in _names(one)}]
+        found = [one for one in packs if wanted & {each.lower() for each in _names(one[0])}]
         if found:
-            return max(found, key=lambda one: one.used_s)
-        message = f"the model {name[:100]!r} is not served here; {self.first.name!r} is"
-        pulled = () if self._only == [] else HubCache(self._cache).pulled()
-        if hub is not None and any(str(one.name).lower() in wanted for one in pulled):
+            return max(found, key=lambda one: one[0].used_s)
+        served = dict.fromkeys([self.first.name, *(one.name for one, _ in packs)])
+        named = ", ".join(map(repr, [*served][:9]))
+        message = f"the model {name[:100]!r} is not served here; {named} {'are' if len(served) > 1 else 'is'}"
+        if self._only is not None:
+            raise UnknownModel(f"{message}: --switch or --models of the master allows no other")
+        if hub is not None and any(str(one.name).lower() in wanted for one in HubCache(self._cache).pulled()):
             message += f" (it is pulled: 'tpiedge use {name[:100]}' on the master's computer makes it ready)"
         raise UnknownModel(message)
 

@@ -54,9 +54,14 @@ class Service:
         """Finds a model by the id of its pack."""
         return self._models.packed(pack)
 
+    def described(self, name: str) -> ServedModel:
+        """Finds a model without opening it. Raises UnknownModel."""
+        return self._models.described(name)
+
     def offered(self) -> list[ServedModel]:
-        """Returns the models that requests may name."""
-        return self._models.offered
+        """Returns the models that requests may name, the served one first."""
+        pack = self._master.status.pack
+        return sorted(self._models.offered, key=lambda one: one.digest != pack)
 
     def use(self, name: str, *, now: bool) -> ServedModel:
         """Makes the model the next one, as soon as no request runs or waits. `now`: dismisses the requests of other

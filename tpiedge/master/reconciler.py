@@ -195,7 +195,7 @@ class Reconciler:
         if self._sessions.active:
             self._sessions.abandon()
             self._sessions.end_serving()
-            self._reason = "the weights are not in memory: the next request loads them"
+            self._reason = "the next request loads the weights into memory"
 
     def _look_for_slow(self) -> None:
         """Leaves overdue workers out of plans until the others serve."""
@@ -213,6 +213,7 @@ class Reconciler:
         spare = {**self._spare, **self.selection.excluded()}
         prefetched, now = self._loss_plans.reports, self._clock.now()
         quantised = self.turns.wanted.served.quantised
+        model = self.turns.wanted.served if serving is None else serving.served
         self.status = ClusterStatus(
             ready=ready is not None,
             reason=self._reason,
@@ -226,7 +227,8 @@ class Reconciler:
             collective_why=routing.why if routing else "",
             links=routing.links if routing else (),
             split_shows=ready.served.split_shows if ready is not None else "",
-            pack=(self.turns.wanted.served if serving is None else serving.served).pack_id,
+            model=model.name if len(self.turns.known) > 1 else "",
+            pack=model.pack_id,
             next_pack=self.turns.next_pack,
             asleep=self.turns.asleep,
             history=self.history.so_far,
@@ -294,9 +296,9 @@ class Reconciler:
             self._roster.proved(serving.machines)
         self._served, self._failures, self._reason = True, 0, ""
         self.turns.serves(serving)
-        pack = serving.served.pack_id
-        if coming is not None and coming.served.pack_id != pack:
-            self._reason = f"{coming.served.name} is next"
+        pack, after = serving.served.pack_id, self.turns.next_pack
+        if after not in ("", pack):
+            self._reason = f"{self.turns.known[after].served.name} is next"
         elif coming is not None and coming.phase is Phase.PREPARED:
             self._reason = "a faster plan waits until it makes up for the pause"
         while self._requests.prepare(serving.compile, pack):

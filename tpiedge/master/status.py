@@ -70,7 +70,8 @@ class ClusterStatus:
 
     `collective`: the all-reduce of a token; `bulk_collective`: the all-reduce of a chunk; "" for one node.
     `split_shows`: why last bits depend on the split, or "". `links`: between workers. `failed`: the thread that failed.
-    `pack`: the id of the weights that are served, or about to be. `next_pack`: of the model that is next, or "".
+    `model`: the name of the model that is served, or about to be; "" if only one is known. `pack`: the id of its
+    weights. `next_pack`: of the model that is next, or "".
     `asleep`: no weights are in memory, and the next request loads them. `histograms`: only if asked for
     (Master.observe)."""
 
@@ -87,6 +88,7 @@ class ClusterStatus:
     split_shows: str = ""
     links: tuple[WorkerLink, ...] = ()
     failed: str = ""
+    model: str = ""
     pack: str = ""
     next_pack: str = ""
     asleep: bool = False

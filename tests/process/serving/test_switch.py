@@ -42,10 +42,11 @@ def names(http: httpx.Client) -> list[str]:
     return [one["id"] for one in http.get("/v1/models").json()["data"]]
 
 
+@pytest.mark.fault("P23", "in the middle of two streams: both pause, go on and are exact")
 def test_switch_interrupts_two_streams_and_a_queue_which_then_continue(
     cluster: Serving, http: httpx.Client
 ) -> None:
-    """While two answers run and one waits, another model is asked for: it gets its turn, and no answer differs."""
+    """A model that is asked for while two answers run and one waits gets its turn, and no answer differs."""
     (other,) = set(names(http)) - {"demo", "demo-bf16"}
     said: dict[str, str] = {}
 

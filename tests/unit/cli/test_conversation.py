@@ -34,6 +34,9 @@ class Parrot:
         self.s_per_token: float | None = None
         self.requests: list[tuple[list[ChatMessage], Settings]] = []
 
+    def choose(self, name: str) -> None:
+        raise UserError(f"this chat has no {name}")
+
     def ask(self, messages: list[ChatMessage], settings: Settings, show: Callable[[str], None]) -> ChatAnswer:
         self.requests.append((messages, dict(settings)))
         if isinstance(self.answer, BaseException):
@@ -98,6 +101,8 @@ def test_set_changes_the_next_answers(
         ("/set max_tokens 0", "from 1 to"),
         ("/set stats", "needs on or off, like /set stats off"),
         ("/set history maybe", "needs on or off"),
+        ("/model other", "this chat has no other"),
+        ("/model", "talking to parrot"),
         ("/frobnicate", "no command /frobnicate: /help"),
         ("/save", "needs the name"),
         ("/save /nowhere/at/all", "cannot write /nowhere/at/all: No such file"),

@@ -45,7 +45,8 @@ TIMELINE = {
     "machines": [{"name": "w-12", "host": "attic", "rank": 1, "spans": SPANS}],
 }
 PICTURE = {
-    **{"model": {"name": "demo"}, "ready": True, "reason": "", "totals": TOTALS, "timeline": TIMELINE},
+    **{"model": {"name": "demo"}, "ready": True, "asleep": False, "reason": "", "totals": TOTALS},
+    "timeline": TIMELINE,
     **{"machines": [MACHINE, SPARE], "requests": [REQUEST], "events": [EVENT]},
     "waiting": [{"name": "laptop", "address": "192.0.2.7"}],
 }
@@ -61,6 +62,9 @@ def test_summary_shows_the_cluster_in_one_line() -> None:
         "totals": TOTALS | {"tokens_per_s": None, "drafted": 0, "kv_pages": 0},
     }
     assert top.summary(starting) == "demo: not ready: loading the weights; 1 running, 2 queued"
+    unloaded = starting | {"asleep": True, "reason": "the next request loads the weights into memory"}
+    assert top.summary(unloaded).startswith("demo: asleep: the next request loads the weights into memory; ")
+    assert top.summary(PICTURE | {"reason": "phi is next"}).startswith("demo: ready: phi is next; ")
 
 
 def test_machine_rows_show_serving_and_spare_machines() -> None:

@@ -18,7 +18,10 @@ STATUS = ClusterStatus(True, "", NODES, 0, 0, 3, collective="mesh", bulk_collect
 def test_status_line_names_the_all_reduce() -> None:
     assert _summary(STATUS) == "ready: 2 nodes (master, ann), all-reduce mesh (prompts: two-shot)"
     assert _summary(replace(STATUS, bulk_collective="mesh")).endswith("(master, ann), all-reduce mesh")
-    assert _summary(replace(STATUS, collective="", bulk_collective="")) == "ready: 2 nodes (master, ann)"
+    alone = replace(STATUS, collective="", bulk_collective="")
+    assert _summary(alone) == "ready: 2 nodes (master, ann)"
+    assert _summary(replace(alone, model="phi")) == "ready: 2 nodes (master, ann), model phi"
+    assert _summary(replace(alone, ready=False, asleep=True, reason="why")) == "asleep: why"
 
 
 STAR = {"collective": "star", "bulk_collective": "star"}
@@ -60,6 +63,8 @@ def test_reason_for_an_unused_machine_is_printed_once(changes: dict[str, object]
         (STAR | {"collective_why": "nodes 1 and 2 \x07"}, "all-reduce: star: nodes 1 and 2 ", "\x07"),
         ({"split_shows": "bf16 \x07"}, "because of bf16 ", "\x07"),
         ({"ready": False}, "not ready", "answers:"),
+        ({"ready": False, "asleep": True, "reason": "why"}, "asleep: why", "not ready"),
+        ({"model": "phi\x07", "reason": "other is next"}, "phi", "\x07"),
         ({"collective": "", "bulk_collective": ""}, "ready", "all-reduce"),  # a node alone
     ],
 )

@@ -1,5 +1,6 @@
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -8,7 +9,9 @@ from tpiedge.errors import UserError
 from tpiedge.local.packing import pack_model
 from tpiedge.local.prepare import prepare
 from tpiedge.local.served_models import ServedModel, ServedModels, UnknownModel, served_model
+from tpiedge.local.service import Service
 from tpiedge.model.gguf.model import GgufModel
+from tpiedge.model.source import parse_hub_name
 from tpiedge.pack.specs import Precision
 
 
@@ -34,9 +37,9 @@ class Opening:
         self.used: set[str] = set()
         self.refusal = ""
 
-    def models(self, cache: Path, only: list[str] | None = None, first: str = "Tiny-q8") -> ServedModels:
-        served = prepare(first, None, None, cache)
-        described = served_model(served, 64, ("fox",))
+    def models(self, cache: Path, only: list[str] | None = None, also: str = "fox") -> ServedModels:
+        served = prepare("Tiny-q8", None, None, cache)
+        described = served_model(served, 64, (also,))
         return ServedModels(described, served.pack.path, cache, only, self.open, lambda: self.used)
 
     def open(self, path: Path) -> ServedModel:
@@ -76,12 +79,30 @@ def test_listed_model_has_what_the_open_one_has(opening: Opening, cache: Path) -
         assert getattr(listed, what) == getattr(opened, what), what
 
 
+def test_model_is_described_without_being_opened(opening: Opening, cache: Path) -> None:
+    models = opening.models(cache)
+    assert (models.described("tiny-f32:latest"), opening.opened) == (models.offered[1], [])
+    assert models.find("Tiny-f32") is models.described("Tiny-f32")
+
+
+def test_every_spelling_of_a_pulled_name_is_the_first_model(opening: Opening, cache: Path) -> None:
+    models = opening.models(cache, [], also=str(parse_hub_name("llama3.2:1b")))
+    assert models.find("llama3.2:1b") is models.find("llama3.2-1b") is models.first
+
+
+def test_served_model_is_listed_first(opening: Opening, cache: Path) -> None:
+    models = opening.models(cache)
+    master = SimpleNamespace(status=SimpleNamespace(pack=models.offered[1].digest))
+    service = Service(master, None, None, models, None)  # type: ignore[arg-type]
+    assert [one.name for one in service.offered()] == ["Tiny-f32", "Tiny-q8", "Tiny-q4"]
+
+
 def test_paths_and_unknown_names_open_nothing(opening: Opening, cache: Path, tmp_path: Path) -> None:
     """A client must not make the master read folders that are no packs of its cache."""
     models = opening.models(cache)
     beside = shutil.copytree(next((cache / "packs").glob("*f32*")), tmp_path / "beside")
     for name in (str(beside), "../beside", "demo", "", "a\0b", "x" * 5000):
-        with pytest.raises(UnknownModel, match="is not served here; 'Tiny-q8' is"):
+        with pytest.raises(UnknownModel, match=r"'Tiny-q8', 'Tiny-f32', 'Tiny-q4' are$"):
             models.find(name)
     assert opening.opened == []
 
@@ -91,7 +112,9 @@ def test_only_named_models_are_offered(opening: Opening, cache: Path, only: list
     models = opening.models(cache, only)
     assert len(models.offered) == offered
     if offered == 1:
-        with pytest.raises(UnknownModel):
+        with pytest.raises(
+            UnknownModel, match="'Tiny-q8' is: --switch or --models of the master allows no other"
+        ):
             models.find("Tiny-f32")
 
 

@@ -56,6 +56,7 @@ def test_idle_cluster_switches_to_the_model_of_a_request(story: Models) -> None:
     assert story.served == OTHER, "the last model stays"
 
 
+@pytest.mark.fault("P23", "an answer that ends within its turn is not interrupted")
 def test_running_answer_ends_before_a_switch(story: Models) -> None:
     first, waiting = story.ask("r-1", ONE), story.ask("r-2", OTHER)
     story.wait(5.0)
@@ -68,6 +69,7 @@ def test_running_answer_ends_before_a_switch(story: Models) -> None:
     assert story.root.asked == ["r-2"]
 
 
+@pytest.mark.fault("P23", "answers of both pause and go on in turns")
 def test_answers_of_both_models_continue_in_turns(story: Models) -> None:
     """A turn of the first model lasts at least 9 times the 1.5 s that a switch is thought to take."""
     first = story.ask("r-1", ONE)
@@ -90,6 +92,7 @@ def test_answers_of_both_models_continue_in_turns(story: Models) -> None:
     assert isinstance(outcome(other), list)
 
 
+@pytest.mark.fault("P23", "none of three models waits for more than the turns of the others")
 def test_three_models_have_turns_in_a_circle(story: Models) -> None:
     for number, pack in enumerate((ONE, OTHER, THIRD)):
         story.ask(f"r-{number}", pack)
@@ -112,6 +115,7 @@ def test_switch_is_charged_to_the_client_that_caused_it(story: Models) -> None:
     assert story.master.requests._scheduler.served("ann") >= 400
 
 
+@pytest.mark.fault("P24", "its requests fail and say why; the answer of another model goes on")
 def test_model_that_cannot_be_planned_fails_its_requests_alone(story: Models) -> None:
     story.refused = "it needs more memory"
     first, other = story.ask("r-1", ONE), story.ask("r-2", OTHER)
@@ -123,6 +127,7 @@ def test_model_that_cannot_be_planned_fails_its_requests_alone(story: Models) ->
     assert story.master.events[0].kind == "plan failed"
 
 
+@pytest.mark.fault("P24", "a worker cannot prepare its part: the same")
 def test_failed_preparation_returns_to_the_previous_model(story: Models) -> None:
     agent = story.agents["w-1"]
     agent.prepares = False
@@ -137,6 +142,7 @@ def test_failed_preparation_returns_to_the_previous_model(story: Models) -> None
     assert isinstance(outcome(first), list)
 
 
+@pytest.mark.fault("P24", "its nodes do not start: the previous model serves again")
 def test_failed_start_returns_to_the_previous_model(story: Models) -> None:
     story.loads = False
     other = story.ask("r-2", OTHER)
@@ -147,6 +153,7 @@ def test_failed_start_returns_to_the_previous_model(story: Models) -> None:
     assert isinstance(failure(other), TpiedgeError)
 
 
+@pytest.mark.fault("P23", "a machine that is lost leads to another plan for the same model")
 def test_lost_machine_does_not_return_to_the_previous_model(story: Models) -> None:
     other = story.ask("r-2", OTHER)
     story.wait_for_model(OTHER)
@@ -161,7 +168,8 @@ def test_chosen_model_serves_once_no_request_waits(story: Models) -> None:
     first = story.ask("r-1", ONE)
     story.master.choose_model(OTHER)
     story.wait(60.0)
-    assert (story.served, story.master.status.next_pack) == (ONE, OTHER)
+    status = story.master.status
+    assert (story.served, status.next_pack, status.reason) == (ONE, OTHER, "other is next")
     story.finish("r-1")
     assert isinstance(outcome(first), list)
     story.wait_for_model(OTHER)
@@ -187,7 +195,7 @@ def test_weights_leave_memory_after_idle_time_and_return(story: Models) -> None:
     story.wait(20.0)
     status = story.master.status
     assert (status.ready, status.asleep, story.rank_zero.epoch) == (False, True, None)
-    assert status.reason == "the weights are not in memory: the next request loads them"
+    assert status.reason == "the next request loads the weights into memory"
     assert story.agents["w-1"].released
     story.loads = False
     other = story.ask("r-1", OTHER)
@@ -231,6 +239,7 @@ def test_request_without_a_model_takes_the_served_one(story: Models) -> None:
     assert (story.served, story.root.asked) == (OTHER, ["r-1", "r-2"])
 
 
+@pytest.mark.fault("P24", "requests of another model are accepted and answered")
 def test_hopeless_model_does_not_refuse_requests_of_another(story: Models) -> None:
     story.ask("r-1", OTHER)
     story.wait_for_model(OTHER)
