@@ -1,1 +1,1 @@
-"""An answer is an append-only `log`, kept on disk by `record`. `shelf` bounds all answers."""
+"""`log` keeps the events of one answer, `record` keeps them on disk, and `shelf` bounds all answers."""

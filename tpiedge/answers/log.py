@@ -1,13 +1,13 @@
 """The log of one answer's events.
 
 Laws:
-1. While record and disk have room, an event is recorded before it enters the log. The log keeps all events. A new
-   reader replaces the previous one.
-2. An answer waits LEFT_S for a reader, or BRIEFLY_S if it is unfinished and unrecorded; then it is deleted. Two kinds
-   wait UNFINISHED_S while unfinished and COLLECTED_WITHIN_S afterwards: recorded answers that a GET collects whole, and
-   an earlier master's unstreamed answers. An earlier master's streams wait `grace_s`.
-3. An unfinished choice's error fails all choices.
-4. A record is deleted when its answer is ended, fails while the master runs, or its client got an error."""
+1. While the disk has room, an event is recorded before it enters the log. The log keeps all events. A new reader
+   replaces the previous one.
+2. An answer without a reader is deleted after LEFT_S, or after BRIEFLY_S if it is unfinished and unrecorded. Two kinds
+   wait UNFINISHED_S while unfinished, and COLLECTED_WITHIN_S afterwards: recorded answers that a GET collects whole,
+   and an earlier master's unstreamed answers. An earlier master's streams wait `grace_s`.
+3. An error of an unfinished choice fails all choices.
+4. A record is deleted by `end`, by a failure while the master runs, and after its client got an error."""
 
 import asyncio
 import contextlib
@@ -35,16 +35,17 @@ Choices: TypeAlias = tuple[Mapping[int, PendingAnswer], Mapping[int, GenerationR
 
 
 class Queue(Protocol):
-    """Takes requests, like RequestQueue. Thread-safe; no method blocks."""
+    """A queue of requests, like RequestQueue. Thread-safe; no method blocks."""
 
     def submit(self, request: GenerationRequest, client: str, *, has_reader: bool = True) -> PendingAnswer:
-        """Raises QueueFull, NotServing, or UserError."""
+        """Queues `request`. Raises QueueFull, NotServing, UserError."""
 
     def postpone(self, count: int, client: str) -> None:
-        """Announces `count` later requests; a negative `count` withdraws announced requests. Raises QueueFull."""
+        """Announces `count` later requests of `client`. A negative `count` withdraws announced requests. Raises
+        QueueFull."""
 
     def resume(self, request: GenerationRequest, said: Sequence[AnswerPart]) -> PendingAnswer:
-        """Resumes a request whose answer has the parts `said` already. Raises NotServing."""
+        """Queues a request whose answer already has the parts `said`. Raises NotServing."""
 
 
 class Superseded(TpiedgeError):
@@ -122,13 +123,13 @@ class AnswerLog:
 
     @property
     def left_at(self) -> float | None:
-        """The time at which the last reader left."""
+        """The time at which the last reader left; None while there is a reader."""
         with self._lock:
             return self._left_at if self._reader is None else None
 
     @property
     def waited_s(self) -> float | None:
-        """The limit on the time without a reader, if it is exceeded."""
+        """The exceeded limit on the time without a reader, or None."""
         with self._lock:
             if self._reader is not None:
                 return None
@@ -147,7 +148,7 @@ class AnswerLog:
             self.threads.append(thread)
 
     def read(self, *, collects: bool = False) -> "AnswerReader":
-        """Makes a reader, which replaces the previous reader."""
+        """Makes a reader, which replaces the previous one."""
         reader = AnswerReader(self, collects=collects)
         with self._lock:
             before, self._reader = self._reader, reader
@@ -157,14 +158,14 @@ class AnswerLog:
         return reader
 
     def complete(self, choice: int) -> None:
-        """Ends the work on a choice that a stop string ended. Idempotent."""
+        """Stops the generation of a choice that a stop string ended. Idempotent."""
         with self._lock:
             generation = self._generations.get(choice)
         if generation is not None:
             generation.complete()
 
     def disconnect(self, reader: "AnswerReader", reason: DisconnectReason) -> None:
-        """Detaches the reader, unless it was replaced. `reason` may end the answer. Idempotent."""
+        """Detaches `reader`, unless another one has replaced it. Some reasons end the answer. Idempotent."""
         with self._lock:
             if self._reader is not reader:
                 return
@@ -187,7 +188,7 @@ class AnswerLog:
             reader.end(why)
 
     def delete(self) -> None:
-        """Deletes the answer, as its client asked."""
+        """Ends the answer at its client's request."""
         self.interrupt(Cancelled("the answer was deleted by its client"))
         self.end()
 
@@ -342,7 +343,7 @@ class AnswerReader:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def next(self, within_s: float) -> ChoiceEvent | None:
-        """Returns the next event, or None after `within_s`. Raises the error that ended the reading."""
+        """Returns the next event, or None if none comes within `within_s`. Raises the error that ended the reading."""
         found = self._next_event()
         if found is not None:
             return found

@@ -1,5 +1,5 @@
-"""The request of an answer, and the file of its events. A killed master loses no event. A power cut loses half a minute
-of events."""
+"""The request of an answer, and the file of its events. A killed master loses no event. A power cut loses about half a
+minute of events."""
 
 import errno
 import json
@@ -30,8 +30,8 @@ RecordedEvent: TypeAlias = tuple[int, Token | PromptScores | Finished]
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """An accepted request. `name`: the answer's id. `requests`, `stops`: one for each choice; `stops` may be empty.
-    `nbytes`: estimated memory."""
+    """An accepted request. `name`: the answer's id. `requests`, `stops`: one for each choice; without stop strings,
+    `stops` is empty. `nbytes`: estimated memory."""
 
     name: str
     requests: tuple[GenerationRequest, ...]
@@ -42,12 +42,12 @@ class Question:
 
 
 class RecordFile:
-    """The file of one answer's lines. Thread-safe. The next write repeats a failed write."""
+    """The file of one answer's lines. Thread-safe. Each write first repeats failed writes."""
 
     def __init__(
         self, path: Path, fd: int | None, log: RateLimitedLog, later: Callable[[Callable[[], None]], None]
     ) -> None:
-        """Owns `fd`, open for appending. `later` calls a function in another thread."""
+        """Owns `fd`, open for appending; None: there is no file. `later` calls a function in another thread."""
         self._path = path
         self._fd = fd
         self._log = log
@@ -62,7 +62,7 @@ class RecordFile:
         return not self._doomed
 
     def write(self, lines: bytes) -> bool:
-        """Repeats failed writes, then writes `lines`. Returns whether all lines are written."""
+        """Writes `lines`. Returns whether all lines so far are written."""
         with self._lock:
             if self._fd is None or self._doomed:
                 return False
@@ -127,7 +127,7 @@ class FoundAnswer:
 
 
 def event_bytes(event: AnswerEvent) -> int:
-    """Estimates the event's memory in bytes, rather too high than too low."""
+    """Estimates the event's memory in bytes, rather too high."""
     pairs = numbers = 0
     match event:
         case Token(logprobs=logprobs):
@@ -140,7 +140,7 @@ def event_bytes(event: AnswerEvent) -> int:
 
 
 def event_line(choice: int, event: AnswerEvent) -> bytes:
-    """Returns the event's line: a token's id, or a list. Returns b"" for an event that is not recorded."""
+    """Returns the event's line in the record; b"" for an event that is not recorded."""
     match event:
         case Finished(reason="cancel"):  # later masters resume cancelled choices
             return b""

@@ -1,8 +1,8 @@
 """All answers, and their bounds.
 
-Answers without a reader take at most LEFT_BYTES of memory; those of one client take at most half of it. If answers
+Answers without a reader take at most LEFT_BYTES of memory, and one client's answers take at most half of it. If answers
 exceed a limit, the client that holds most loses its oldest answers. At most MOST_RECOVERED answers of the previous
-master stay. Finished answers are deleted before unfinished ones, and older answers before later ones."""
+master stay: unfinished before finished ones, later before older ones."""
 
 import logging
 import threading
@@ -30,7 +30,7 @@ MOST_RECOVERED: Final = 512  # more than can run and wait
 
 class AnswerShelf:
     def __init__(self, queue: Queue, grace_s: float = 0.0, now: Callable[[], float] = time.monotonic) -> None:
-        """A stream of the previous master waits `grace_s` for its reader."""
+        """`grace_s`: seconds that a stream of the previous master waits for its reader."""
         self._queue = queue
         self._grace_s = grace_s
         self._now = now
@@ -69,8 +69,8 @@ class AnswerShelf:
         return len(resumed)
 
     def accept(self, question: Question, client: str, make: Callable[[], RecordFile | None]) -> AnswerReader:
-        """Submits a request. `make` creates its record. Raises like Queue.submit, and RuntimeError if no thread can
-        start."""
+        """Submits a request and returns a reader. `make` creates the record. Raises like Queue.submit. Raises
+        RuntimeError if no thread can start."""
         choices = _first(question.requests, client, self._queue)
         answer = AnswerLog(question, make(), self._now, client)
         reader = answer.read()
@@ -90,7 +90,7 @@ class AnswerShelf:
         return None if answer is None or answer.ended else answer
 
     def sweep(self) -> None:
-        """Drops ended and overdue answers. Call it regularly; it does not block."""
+        """Drops ended, overdue and excess answers. Call it regularly; it does not block."""
         for answer in self._all():
             if (waited_s := answer.waited_s) is not None:
                 if answer.lasting and not answer.sent:
@@ -113,7 +113,8 @@ class AnswerShelf:
             answer.interrupt(ServerEnds())
 
     def close(self, limit_s: float = 0.0) -> None:
-        """Keeps the records of undelivered answers. Waits for all threads, `limit_s` in total. Idempotent."""
+        """Cancels all work and keeps the records of undelivered answers. Waits for all threads, at most `limit_s`.
+        Idempotent."""
         for answer in self._all():
             answer.keep()
         deadline = time.monotonic() + limit_s

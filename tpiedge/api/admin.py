@@ -1,4 +1,4 @@
-"""The administrator's routes, behind the admin secret."""
+"""The administrator's routes. All but LINK_PATH need the admin key."""
 
 import asyncio
 import hashlib
@@ -42,7 +42,7 @@ _PLAN_S = 30.0
 
 
 class Admin:
-    """The routes under /admin, with an `intake` of their own."""
+    """Makes the routes under /admin. No other routes use `intake`."""
 
     def __init__(self, service: Service, intake: Intake, guard: Guard) -> None:
         self._service = service
@@ -134,8 +134,7 @@ class Admin:
         return Route(f"/admin/nodes/{what}", endpoint, methods=["GET"])
 
     def _order(self, verb: str, field: str, answered: str, act: Callable[[str], str | Future[str]]) -> Route:
-        """Makes the route of an order to the master. `field`: the request's key for the worker. `answered`: the
-        answer's key for the result."""
+        """Makes the route of an order about a worker. `field`, `answered`: keys of the worker in request and answer."""
         table = word_body(field, "")
 
         async def endpoint(request: Request) -> Response:
@@ -155,7 +154,6 @@ def _secret(body: dict[str, str]) -> Response:
 
 
 async def _planned(work: Awaitable[_T], what: str, advice: str = "") -> _T:
-    """Waits for `work`; raises NotServing after `_PLAN_S`."""
     try:
         async with asyncio.timeout(_PLAN_S):
             return await work

@@ -79,7 +79,7 @@ CONSTRAINTS: Final = tuple(key for key in FORM if key not in _UNKNOWN)
 
 
 def read_grammar(fields: BodyFields, model: ServedModel) -> tuple[Grammar | None, str]:
-    """Returns (grammar, name of its field or ""). Raises ApiError."""
+    """Returns (grammar, name of its field), or (None, "") without a grammar. Raises ApiError."""
     found: dict[str, Grammar | None] = {}
     for place, kinds in _PLACES:
         given = fields.nested(place) if place else fields
@@ -98,8 +98,8 @@ def _only(given: Mapping[str, Grammar | None]) -> tuple[Grammar | None, str]:
 
 
 def schema_of_grammar(fields: BodyFields, key: str, schema: object, *, strict: bool = False) -> t.JsonSchema:
-    """Returns the part of the schema that a grammar can enforce. Other keywords are reported or, if `strict`, refused.
-    Raises ApiError."""
+    """Returns the part of `schema` that a grammar can enforce. Reports other keywords as ignored or, if `strict`,
+    refuses them. Raises ApiError."""
     param = fields.name(key)
     try:
         held = GrammarSchema(check_schema(schema, param))

@@ -3,11 +3,11 @@
 Laws:
 
 1. A stream that fails ends with an error event and an unfinished body. One choice's error fails all choices.
-2. A stream begins with its first event or, after `_OPEN_S`, a ping. A slow whole answer begins with blank lines. A
-   failure before the first byte has an HTTP status.
-3. A client whose headers name its read timeout gets a byte within half that time.
-4. Events of a resumable answer are numbered from 1 and depend on its tokens alone. If the server ends, a recorded
-   answer breaks off without an error."""
+2. A stream begins with its first event or, after `_OPEN_S`, with a ping. A slow whole answer begins with blank lines. A
+   failure before the first byte is an HTTP error.
+3. A client gets a byte within half of the read timeout that its headers name.
+4. Events of a resumable answer are numbered from 1, and depend on its tokens alone.
+5. If the server ends, a recorded answer breaks off without an error."""
 
 import asyncio
 import contextlib
@@ -45,13 +45,13 @@ _JSON_HEADERS = {"content-type": "application/json", "cache-control": "no-store"
 
 
 class Aborted(Exception):
-    """The body stays unfinished, but its bytes so far reach the client."""
+    """Raised to leave the body unfinished. The client gets the bytes that were sent before."""
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """An accepted request and its reader. `after`: the number of the client's last event; None until the client knows
-    the answer's id. `ignored`: ignored fields."""
+    """An accepted request and its reader. `after`: the number of the client's last event; None: the client does not
+    know the answer's id yet. `ignored`: names of ignored fields."""
 
     accepted: AcceptedRequest
     form: AnswerForm
@@ -61,7 +61,7 @@ class Work:
 
 
 class Answering:
-    """Sends one answer to `client`, once."""
+    """Sends one answer, once. `client`: the client's name for quotas."""
 
     def __init__(self, work: Work, service: Service, intake: Intake, client: str) -> None:
         self._work, self._reader = work, work.reader
@@ -70,7 +70,7 @@ class Answering:
         self._form = work.form.write(work.accepted, service.packed(work.accepted.pack).tokenizer)
 
     async def deliver(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        """Sends the answer. Raises Disconnected. Raises ApiError before the first byte, Aborted after it."""
+        """Sends the answer. Raises ApiError before the first byte, Aborted after it, and Disconnected at any time."""
         reason: DisconnectReason | None = None
         named, stream = self._work.after is not None, self._form.reply.stream
         # The client of a whole answer without a record rarely learns its id before the end.
@@ -173,7 +173,6 @@ class Answering:
         await self._write(send, body, more=False)
 
     async def _stream(self, send: Send) -> None:
-        """Sends signs of life, and the events after the client's last event."""
         now, number, after = asyncio.get_running_loop().time, 0, self._work.after or 0
         quiet_s = min(_OPEN_S, self._limits.ping_s)
         due = now() + quiet_s
@@ -201,7 +200,6 @@ class Answering:
         await self._write(send, b"", more=False)
 
     async def _all_frames(self, quiet_s: float) -> AsyncIterator[Sequence[bytes] | None]:
-        """Yields each piece's events, and None for a sign of life."""
         opened = False
         async for found in self._pieces(quiet_s):
             if not opened:

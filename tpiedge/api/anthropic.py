@@ -1,4 +1,4 @@
-"""Anthropic's /v1/messages: reads requests as chats, writes answers as content blocks."""
+"""Reads requests to Anthropic's /v1/messages as chats. Writes answers as content blocks."""
 
 import json
 from collections.abc import Sequence
@@ -180,7 +180,7 @@ _EMPTY: Final[dict[str, Json]] = {
 
 
 class AnthropicFormat(AnswerFormat):
-    """Writes one choice. Neighbouring texts of the same kind are one block."""
+    """Writes one choice. A block has consecutive content or reasoning, or a call."""
 
     error_event = b"event: error\n"
     failure = staticmethod(anthropic_error)

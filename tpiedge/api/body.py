@@ -1,5 +1,5 @@
-"""The body of a request: its bytes and the JSON in it, both bounded. JSON has limits of depth and of values, unique
-keys and finite numbers."""
+"""Reads a request's body and its JSON within limits of size, time, depth and number of values. Keys must be unique
+within an object, and numbers finite."""
 
 import asyncio
 import contextlib
@@ -20,14 +20,14 @@ _TOO_DEEP: Final = f"is nested too deeply: at most {MAX_DEPTH} arrays and object
 
 
 class Disconnected(Exception):
-    """The client has left or must reconnect; the response stays unfinished."""
+    """Raised if the client has left or must reconnect. The response stays unfinished."""
 
 
 async def read_body(
     receive: Receive, announced: str | None, limit: int, limit_s: float, reserve: Callable[[int], None]
 ) -> bytearray:
-    """Returns the body. `announced`: its length according to the header. `reserve` gets each part's size and may raise.
-    Raises Disconnected, ApiError 408 (time), ApiError 413 (size)."""
+    """Returns the body. `announced`: the length in the header. `reserve` gets each part's size and may raise. Raises
+    Disconnected, ApiError 408 (too slow), 413 (too large)."""
     if announced is not None and int(announced) > limit:  # h11 has checked that it is a number
         raise _too_large(f"{announced[:20]} bytes", limit)
     body = bytearray()
@@ -51,7 +51,7 @@ async def read_body(
 
 
 async def discard(receive: Receive, limit_s: float) -> None:
-    """Reads and drops the body for `limit_s`. Unread bytes would reset the connection too early."""
+    """Reads and drops the body for `limit_s`. Closing a connection with unread bytes would reset it."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(limit_s):
             while (message := await receive())["type"] == "http.request" and message.get("more_body", False):
@@ -59,7 +59,7 @@ async def discard(receive: Receive, limit_s: float) -> None:
 
 
 async def left(receive: Receive) -> None:
-    """Returns once the client has left, or has its whole answer."""
+    """Returns once the client has disconnected or has its whole response."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
@@ -74,11 +74,11 @@ def _too_large(size: str, limit: int) -> ApiError:
 
 
 class Excessive(Exception):
-    """JSON with too many values or too much depth."""
+    """JSON has too many values or too much depth."""
 
 
 def parse_object(body: bytes | bytearray, max_values: int) -> dict[str, object]:
-    """Reads a JSON object. Raises ApiError 400."""
+    """Parses a JSON object. Raises ApiError 400."""
     try:
         value, _ = parse(
             body,
@@ -103,8 +103,8 @@ def parse_object(body: bytes | bytearray, max_values: int) -> dict[str, object]:
 def parse(
     data: bytes | bytearray, most: int, before: int = 0, errors: str = "strict", **hooks: Any
 ) -> tuple[Any, int]:
-    """Returns (value, count). The count is `before` plus about one for each value. `hooks`: for json.loads. Raises
-    ValueError; Excessive if the count exceeds `most`, or the depth its limit."""
+    """Returns (value, count). The count is `before` plus about one per value. `errors` goes to decode(), `hooks` to
+    json.loads(). Raises ValueError. Raises Excessive if the count exceeds `most` or the depth MAX_DEPTH."""
     count = before + sum(map(data.count, (b",", b"[", b"{")))
     if count > most:
         raise Excessive(f"has more than {most} values")

@@ -1,4 +1,4 @@
-"""Grammars of tool calls: for an answer that must be calls, and for a call that the model begins by itself."""
+"""Makes grammars for answers that must be tool calls, and for tool calls that the model begins by itself."""
 
 import json
 import re
@@ -50,8 +50,8 @@ class _Style:
 def call_or_form_grammar(
     tools: ParsedTools, form: CallForm, answer: Grammar | None, param: str, model: ServedModel
 ) -> Grammar | None:
-    """Makes a grammar of an answer: calls or, if no call is required, also `answer` (the grammar from field `param`).
-    Raises ApiError."""
+    """Returns a grammar that allows calls and, unless a call is required, `answer`; None allows any text. `param`: the
+    field of `answer`. Raises ApiError."""
     start, rules = "start: calls", _calls(tools, form, model)
     if tools.required:
         param = tools.field
@@ -101,7 +101,8 @@ def _calls(tools: ParsedTools, form: CallForm, model: ServedModel) -> Iterator[s
 def begun_call_grammar(
     tools: ParsedTools, form: CallForm, thinking: Thinking, model: ServedModel
 ) -> Grammar | None:
-    """Makes the grammar of a call that the model begins. Raises SchemaTooLarge."""
+    """Makes the grammar of a call that the model begins; None if that is impossible. Raises SchemaTooLarge,
+    ApiError."""
     tokenizer = model.tokenizer
     if not form or not grammars_installed() or tokenizer is None or not model.eos_ids:
         return None
@@ -117,7 +118,6 @@ def begun_call_grammar(
 
 
 def _joined(start: Sequence[str], rules: Iterable[str]) -> str:
-    """Joins the rules. Raises SchemaTooLarge at the first rule beyond MAX_GRAMMAR characters."""
     found, length = [*start], sum(map(len, start))
     for rule in rules:
         found.append(rule)

@@ -1,4 +1,4 @@
-"""The routes of answers: POST asks, GET resumes, DELETE ends."""
+"""The routes of answers. POST requests an answer, GET resumes it, DELETE ends it."""
 
 import re
 import secrets
@@ -41,7 +41,7 @@ _DEPLOYMENT_KEY: Final = "tpiedge.deployment"
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """Accepts requests and finds their answers. `records`: keep answers for the next server."""
+    """Accepts requests and finds their answers. `records` keep answers for the next server."""
 
     service: Service
     intake: Intake
@@ -95,7 +95,6 @@ class Answers:
         return Answering(work, self.service, self.intake, self.intake.client(request)).deliver
 
     async def _kept(self, form: FormatName, request: Request) -> ASGIApp:
-        """Handles GET (an answer, or the rest of its stream) and DELETE."""
         if request.method == "HEAD":  # it would only replace the reader
             raise ApiError(405, "Method Not Allowed", "method_not_allowed", headers={"Allow": "GET, DELETE"})
         name, key, known = request.path_params["id"], key_of(request.headers), ANSWER_FORMS[form]
@@ -129,7 +128,7 @@ def _last_event(request: Request) -> int | None:
 
 
 def name_usual_path(scope: MutableMapping[str, Any]) -> None:
-    """Rewrites a path of Azure's OpenAI to the usual path."""
+    """Rewrites a path of Azure's OpenAI API in `scope` to OpenAI's path."""
     path = scope["path"]
     if path.startswith("/openai/v1/"):
         scope["path"] = path.removeprefix("/openai")

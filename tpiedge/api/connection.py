@@ -1,8 +1,8 @@
-"""Limits the connections of the HTTP port and their cost.
+"""Limits how many connections the HTTP port has, and what they cost.
 
-Each client has a quota of connections, because workers need descriptors, too. A client has deadlines for sending a
-request's head and for reading an answer. Lines and chunks are costly to parse. So each iteration of the event loop
-parses one piece per client."""
+Each client has a quota of connections, because workers also need file descriptors. Clients have deadlines for sending a
+request's head and for reading an answer. Parsing is costly, so each iteration of the event loop parses one piece per
+client."""
 
 import asyncio
 import contextlib
@@ -34,8 +34,8 @@ _log = logging.getLogger(__name__)
 
 
 class HttpListener(socket.socket):
-    """A listening socket for `limit` connections, with a quota per address. Closes further connections; if `plain`,
-    sends 503 first. One event loop must accept until BlockingIOError. Raises UserError."""
+    """A listening socket for `limit` connections, with a quota per address. Closes further connections; if `plain` (no
+    TLS), sends 503 first. Its one event loop must accept until BlockingIOError. Raises UserError."""
 
     def __init__(self, at: Address, limit: int, *, plain: bool) -> None:
         self._plain = plain
@@ -92,7 +92,6 @@ def _refuse(connection: socket.socket, plain: bool) -> None:
 
 
 def _response(status: str, error: ApiError) -> bytes:
-    """Returns a connection's last response, made without the application."""
     body = json.dumps(error.body())
     head = f"Content-Type: application/json\r\nConnection: close\r\nContent-Length: {len(body)}"
     return f"HTTP/1.1 {status}\r\n{head}\r\n\r\n{body}".encode("ascii")
@@ -126,7 +125,7 @@ class RoundRobin:
 
 
 class HttpConnection(H11Protocol, asyncio.BufferedProtocol):
-    """uvicorn's connection, with deadlines for sending heads and reading answers."""
+    """A connection with deadlines for sending heads and reading answers."""
 
     def __init__(self, limits: Limits, round_robin: RoundRobin, **of_uvicorn: Any) -> None:
         super().__init__(**of_uvicorn)
@@ -209,7 +208,7 @@ class HttpConnection(H11Protocol, asyncio.BufferedProtocol):
             self.transport.resume_reading()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuses bad bytes. During an answer, only closes the connection."""
+        """Answers invalid HTTP with status 400. During an answer, only closes the connection."""
         if self.cycle is not None:
             self.cycle.disconnected = True  # the application's answer would come too late
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):

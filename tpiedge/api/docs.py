@@ -1,4 +1,4 @@
-"""GET /docs shows /openapi.json to people, in HTML that needs no script."""
+"""GET /docs shows /openapi.json as HTML without scripts."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -24,7 +24,7 @@ def docs_routes() -> list[Route]:
 
 @cache
 def docs_page(version: str) -> str:
-    """Returns the document as HTML. `version`: the digest in the addresses of the page's files."""
+    """Returns the OpenAPI document as HTML. `version`: the digest of `page_files`."""
     shown, about = document(), document()["info"]
     operations = [
         (f"{method}-{path}", method.upper(), path, operation)
@@ -81,7 +81,6 @@ def _fields(form: t.JsonSchema) -> str:
 
 
 def _field(name: str, schema: t.JsonSchema, required: bool) -> str:
-    """Returns a line of a list, with the fields of the objects that the field may hold."""
     facts = [_type(schema), *_limits(schema)]
     facts += ["required"] if required else []
     facts += [f"default {json.dumps(schema['default'])}"] if "default" in schema else []
@@ -123,8 +122,7 @@ def _limits(schema: t.JsonSchema) -> Iterator[str]:
 
 
 def _forms(schema: t.JsonSchema) -> Mapping[str, t.JsonSchema]:
-    """Returns the forms of the objects that a value may hold. The keys are the constant fields that distinguish forms.
-    Equal forms are joined."""
+    """Returns the forms of objects that a value may hold, keyed by their constant fields. Equal forms are joined."""
     labels: dict[str, list[str]] = {}
     found: dict[str, t.JsonSchema] = {}
     for form in _objects(schema):

@@ -1,4 +1,4 @@
-"""Reads /v1/embeddings and writes vectors as JSON, in order."""
+"""Reads requests to /v1/embeddings. Writes vectors as JSON, in the order of inputs."""
 
 import base64
 import math
@@ -40,7 +40,7 @@ def _read_embeddings(fields: BodyFields, model: ServedModel) -> ParsedRequest:
 
 
 def embedded(fields: BodyFields, model: ServedModel, key: str, form: FormatName) -> ParsedRequest:
-    """Reads a request for vectors of texts in field `key`. Raises ApiError."""
+    """Parses a request for vectors of the inputs in field `key`. Raises ApiError."""
     width, wanted = model.width, fields.get("dimensions")
     # Fewer dimensions mean something only in models that were trained for it.
     if wanted is not None and wanted != width:
@@ -67,7 +67,7 @@ def embedded(fields: BodyFields, model: ServedModel, key: str, form: FormatName)
 
 
 class VectorFormat(AnswerFormat):
-    """Writes the vectors of /v1/embeddings; a subclass writes Ollama's."""
+    """Writes vectors as an answer of /v1/embeddings."""
 
     stream_type = "application/json"
 
@@ -107,7 +107,7 @@ class VectorFormat(AnswerFormat):
 
 
 def unit_vector(values: Sequence[float]) -> list[float]:
-    """Normalises a vector. Nine digits are enough for every f32."""
+    """Scales a vector to length 1. Nine digits are enough for every f32."""
     length = math.sqrt(math.fsum(value * value for value in values)) or 1.0  # clients compare by dot products
     return [float(f"{value / length:.9g}") for value in values]
 

@@ -1,4 +1,4 @@
-"""Errors in the shapes of each API."""
+"""Error responses in the form of each API."""
 
 import logging
 import math
@@ -47,7 +47,7 @@ _log = RateLimitedLog(logging.getLogger(__name__))
 
 @dataclass(eq=False)
 class ApiError(Exception):
-    """An error response. `param`: the field at fault. `details`: Anthropic's field of that name."""
+    """An error response. `param`: the name of the field at fault. `details`: a field of Anthropic's errors."""
 
     status: int
     message: str
@@ -67,7 +67,7 @@ class ApiError(Exception):
 
 class PromptTooLong(ApiError):
     """A prompt of more than `maximum` tokens. `size`: the message's first words. `tokens`: a lower bound of the
-    prompt's tokens. `text`: the prompt, if its tokens were not counted."""
+    prompt's tokens. `text`: the prompt if not all tokens were counted, else ""."""
 
     def __init__(self, size: str, tokens: int, maximum: int, param: str, text: str = "") -> None:
         # Clients that read "maximum context length is" shorten the conversation.
@@ -81,8 +81,8 @@ def refused(message: str, param: str | None = None, code: str = "invalid_value")
 
 
 def of_exception(error: BaseException, grammar: str | None = None) -> ApiError:
-    """Makes an ApiError. If the error is a defect, clients learn only its type. `grammar`: the field that restricts the
-    answer."""
+    """Makes an ApiError. Clients learn only the type of an unexpected error. `grammar`: the name of the field with the
+    grammar."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, QueueFull):
@@ -107,7 +107,7 @@ def is_anthropic(headers: Headers) -> bool:
 
 
 def error_body(error: ApiError, path: str, headers: Headers) -> dict[str, object]:
-    """Returns the error in the shape of the client's API."""
+    """Returns the error in the form of the client's API."""
     if f"{path}/".startswith("/v1/messages/") or is_anthropic(headers):
         return anthropic_error(error)
     return ollama_error(error) if path.startswith("/api/") else error.body()

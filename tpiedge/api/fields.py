@@ -1,4 +1,4 @@
-"""Reads clients' JSON objects by tables in JSON Schema. Other modules import this one as `t`.
+"""Checks clients' JSON objects by tables in JSON Schema. Other modules import this one as `t`.
 
 A null field counts as missing. Unknown fields are ignored and reported. A name one edit away from a known field is
 refused."""
@@ -35,18 +35,19 @@ _SENT: Final = {str: "a string", bool: "a boolean", dict: "an object", list: "an
 
 
 class Unsupported(JsonSchema):
-    """The schema of an unsupported field. `details`: the details of the ApiError."""
+    """The schema of an unsupported field. `details`: see ApiError."""
 
     details: Mapping[str, object] = {}
 
 
 def unsupported(*harmless: object, why: str = "") -> Unsupported:
-    """Makes the schema of a field that is null, empty or one of `harmless`. `why` begins with a comma."""
+    """Makes the schema of an unsupported field, which may be null, empty or one of `harmless`. `why` continues the
+    error message, so it begins with a comma."""
     return Unsupported(enum=[None, [], {}, *harmless], description=f"is not supported{why}")
 
 
 def body(*needed: str, **fields: JsonSchema) -> JsonSchema:
-    """Makes an object's schema. The fields `needed`, and all fields with the schema TEXT, are required."""
+    """Makes the schema of an object. Fields in `needed` and fields with the schema TEXT are required."""
     texts = [name for name, schema in fields.items() if schema is TEXT and name not in needed]
     return {"type": "object", "properties": fields, "required": [*needed, *texts]}
 
@@ -56,7 +57,7 @@ def optional(schema: JsonSchema, description: str = "") -> JsonSchema:
 
 
 def tagged(tag: str, **forms: JsonSchema) -> dict[str, JsonSchema]:
-    """Makes tables of objects, keyed by the value of the field `tag`."""
+    """Returns `forms`, each with a required field `tag` whose value is the form's name."""
     return {
         name: body(tag, *form["required"], **{tag: {"const": name}, **form["properties"]})
         for name, form in forms.items()
@@ -68,7 +69,7 @@ def any_of(*schemas: JsonSchema, description: str = "") -> JsonSchema:
 
 
 def text_or(forms: Mapping[str, JsonSchema], *more: str, description: str = "") -> JsonSchema:
-    """Makes the schema of a field with a text or an array of `forms`. `more`: further allowed types."""
+    """Makes the schema of a text or an array of `forms`. `more`: other allowed types, like "null"."""
     return {**array(any_of(*forms.values()), description), "type": ["string", "array", *more]}
 
 
@@ -82,7 +83,7 @@ def integer(low: int, high: int, description: str) -> JsonSchema:
 
 
 def flag(description: str, default: bool | None = False) -> JsonSchema:
-    """Makes the schema of a switch. `default` None: the model or another field decides."""
+    """Makes the schema of a boolean field. `default` None: the model or another field decides."""
     schema: JsonSchema = {"type": ["boolean", "null"], "description": description}
     return schema if default is None else schema | {"default": default}
 
@@ -104,7 +105,8 @@ class BodyFields:
     def __init__(
         self, values: Mapping[str, object], form: JsonSchema, where: str = "", outer: Self | None = None
     ) -> None:
-        """`where`: prefix of names in errors. `outer`: the enclosing object. Raises ApiError."""
+        """Checks `values` by `form`. `where`: the prefix of names in errors. `outer`: the enclosing object. Raises
+        ApiError."""
         self.values = values
         self._table: Mapping[str, JsonSchema] = form["properties"]
         self._where = where
@@ -124,15 +126,14 @@ class BodyFields:
 
     @property
     def ignored(self) -> tuple[str, ...]:
-        """Names of the whole request's ignored fields, safe in a header."""
+        """The names of all ignored fields of the request, safe in a header."""
         return tuple(self._whole._ignored)
 
     def name(self, key: str) -> str:
-        """Returns `key` as an error names it: "messages[2].content"."""
+        """Returns the full name of field `key`, like "messages[2].content"."""
         return f"{self._where}{key}"
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Returns the field's value, of the table's type, or `default`."""
         self._table[key]  # raises KeyError for a field that is not in the table
         return self._read.get(key, default)
 
@@ -143,7 +144,7 @@ class BodyFields:
         return value
 
     def parsed(self, key: str) -> object:
-        """Parses a JSON text; returns any other value unchanged. Raises ApiError."""
+        """Returns the field's value. JSON in a text is parsed. Raises ApiError."""
         value, whole = self.get(key), self._whole
         if not isinstance(value, str):
             return value
@@ -157,7 +158,7 @@ class BodyFields:
         return found
 
     def nested(self, key: str) -> "BodyFields":
-        """Returns the object in a field, or an empty object."""
+        """Returns the object in field `key`; if it is missing, an empty object."""
         empty = {"properties": self._table[key]["properties"], "required": ()}
         return self._nested.get(key) or BodyFields({}, empty, f"{self.name(key)}.", self)
 
@@ -175,8 +176,8 @@ class BodyFields:
     def kind(
         self, value: object, key: str, forms: Mapping[str, JsonSchema], tag: str = "type", usual: str = ""
     ) -> "tuple[str, BodyFields]":
-        """Returns (the form's name, the value's fields). The field `tag` names the form; the default is `usual`. Raises
-        ApiError."""
+        """Returns (name of the form, fields) of the object `value`. The field `tag` names the form; `usual` is the
+        default. Raises ApiError."""
         if not isinstance(value, dict):
             raise self.wrong_type(key, "an object", value)
         found = value.get(tag) or usual
@@ -200,7 +201,7 @@ class BodyFields:
         self.ignore(f"{key}.{place}")
 
     def ignore(self, key: str) -> None:
-        """Reports a field, or something else of the object, as ignored."""
+        """Reports the field `key`, or a part of it, as ignored."""
         ignored = self._whole._ignored
         if len(ignored) < 32:
             name = _INDEX.sub("[]", self.name(key)[:_SHOWN])

@@ -1,4 +1,4 @@
-"""The interface of answer formats; bytes of JSON and of events."""
+"""The interface of answer formats, and functions that encode JSON and events."""
 
 import json
 import time
@@ -26,9 +26,9 @@ RESUMABLE = "x-resumable"
 
 
 class AnswerFormat(ABC):
-    """Makes the bytes of one answer. Choices are numbered from 0.
+    """Makes the bytes of one answer. Choices are numbered from 0. A frame is one event.
 
-    Law: a stream's frames depend on the pieces alone, so that another stream can resume it."""
+    Law: a resumable stream's frames depend on the pieces alone."""
 
     stream_type = "text/event-stream; charset=utf-8"
     error_event = b""
@@ -52,14 +52,14 @@ class AnswerFormat(ABC):
 
     @abstractmethod
     def frames(self, choice: int, piece: TextPiece) -> Sequence[bytes]:
-        """Returns the frames of a choice's next piece."""
+        """Returns the frames of the next piece of `choice`."""
 
     @abstractmethod
     def closing(self) -> Sequence[bytes]:
         """Returns the frames that follow all pieces."""
 
     def alive(self, why: str) -> bytes:
-        """Returns a sign of life. `why`: cause of the wait, if known."""
+        """Returns a sign of life. `why`: the cause of the wait, or ""."""
         return comment(why or "ping")
 
     def broken(self, error: ApiError) -> bytes:
@@ -71,14 +71,14 @@ class AnswerFormat(ABC):
         raise NotImplementedError
 
     def failure(self, error: ApiError) -> Json:
-        """Returns the JSON of an answer that is not streamed and fails."""
+        """Returns the JSON of an error that ends the answer."""
         return error.body() | {"id": self.accepted.name}
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerForm:
-    """A kind of request and answer. `about`: the route's summary. `prefix`: begins the answers' ids. `read` parses
-    requests by `table`. `kind`: names answers that clients can resume."""
+    """A kind of request and answer. `about`: the route's summary. `prefix`: the start of answers' ids. `read` parses
+    requests by `table`. `kind`: the answer's kind; "": clients cannot resume it."""
 
     path: str
     about: str
@@ -89,19 +89,19 @@ class AnswerForm:
     kind: str = ""
 
     def parse(self, values: dict[str, object], service: Service) -> tuple[ServedModel, ParsedRequest]:
-        """Returns the request and its model. Raises ApiError, AnsweredAtOnce."""
+        """Returns (the model, the parsed request). Raises ApiError, AnsweredAtOnce."""
         fields = BodyFields(values, self.table)
         model = named_model(fields, service)
         return model, self.read(fields, model)
 
 
 def json_bytes(value: object) -> bytes:
-    """Encodes in ASCII, without line separators that would end an event."""
+    """Encodes JSON in ASCII, without line breaks, which would end an event."""
     return json.dumps(value).encode("ascii")
 
 
 def long_json(value: object) -> bytes:
-    """Encodes like `json_bytes`, in short steps between which other threads run."""
+    """Encodes like `json_bytes`, but lets other threads run meanwhile."""
     if isinstance(value, dict):
         inner = [(b", ", json_bytes(key), b": ", long_json(one)) for key, one in value.items()]
         return b"".join([b"{", *[part for parts in inner for part in parts][1:], b"}"])

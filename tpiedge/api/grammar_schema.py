@@ -1,8 +1,10 @@
 """Rewrites a client's JSON schema into one that a grammar can enforce. Pure.
 
 An object has only declared properties, unless its schema allows others. `allOf`, references and conditions of one
-object declare properties together. Each alternative of a choice adds properties. Keywords that a grammar cannot enforce
-are left out and reported. Annotations and unknown formats are left out without a report. `oneOf` is read as `anyOf`."""
+object declare properties together. Each alternative of a choice declares further properties.
+
+Keywords that a grammar cannot enforce are left out and reported. Annotations and unknown formats are left out without a
+report. `oneOf` is read as `anyOf`."""
 
 import math
 import re
@@ -58,11 +60,11 @@ def is_held(pattern: str) -> bool:
 
 
 class GrammarSchema:
-    """A client's schema, rewritten to `schema`. `left_out`: places of omitted keywords. In methods, `around`: names
+    """A client's schema, rewritten to `schema`. `left_out`: paths of omitted keywords. In methods, `around` has names
     that the object's other parts declare; None allows all."""
 
     def __init__(self, root: dict[str, Any], prefix: str = "") -> None:
-        """`prefix` begins the names of all definitions. Raises SchemaTooLarge."""
+        """`prefix`: the beginning of all definitions' names. Raises SchemaTooLarge."""
         self._root: object = root
         self._prefix = prefix
         self.left_out: dict[str, None] = {}

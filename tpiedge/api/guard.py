@@ -1,12 +1,12 @@
 """Admits requests and identifies their clients. Only /health, /ready and the page's files are open to all.
 
-Without API keys all who reach the port may use the model. So the port must be loopback unless the user insists. Foreign
-web pages are refused. The Host header must be an IP address, localhost or a name of this server: this stops a page
-whose own name resolves to this machine. Origin and Sec-Fetch-Site reveal other pages. Pages that the user allowed may
-enter.
+Without API keys, all who reach the port may use the model. So the port must be on loopback, unless the user insists.
+Web pages from elsewhere are refused, unless the user allowed them. Origin and Sec-Fetch-Site reveal such pages. The
+Host header must be an IP address, localhost or a name of this server. This stops a page whose own name resolves to this
+machine.
 
-A client is its API key or, without keys, its address. Behind the user's proxies, the client is an address in
-X-Forwarded-For: the last that is no proxy's."""
+A client is its API key or, without keys, its address. Behind trusted proxies, its address is the last one in
+X-Forwarded-For that is not a proxy's."""
 
 import hashlib
 import ipaddress
@@ -41,7 +41,7 @@ _Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 def proxy_networks(named: Iterable[str]) -> list[_Network]:
-    """Reads addresses and networks of proxies. Raises UserError."""
+    """Parses addresses and networks of proxies. Raises UserError."""
     found: list[_Network] = []
     for text in named:
         try:
@@ -53,7 +53,7 @@ def proxy_networks(named: Iterable[str]) -> list[_Network]:
 
 
 def client_address(headers: Headers, host: str, proxies: Sequence[_Network]) -> str | None:
-    """Returns the client's address; None for an unknown client behind a proxy."""
+    """Returns the client's address; None if a proxy hides it. `host`: the peer's address."""
     peer, told = _address(host), headers.getlist("x-forwarded-for")
     if peer is None:
         return None
@@ -71,7 +71,6 @@ def client_address(headers: Headers, host: str, proxies: Sequence[_Network]) -> 
 
 
 def _address(text: str) -> _Address | None:
-    """Reads an address, with or without a port; None for other text."""
     if found := _PORT.fullmatch(text):
         text = found[1] or found[2]
     try:
@@ -93,9 +92,9 @@ def is_admin(path: str) -> bool:
 
 
 class Guard:
-    """Checks the head of every request first. `public_names`: further names that the Host header may have. `origins`:
-    web pages that may use the API. `share_prefixes`: all clients have one scope. `insecure`: serves a network without
-    keys. Raises UserError."""
+    """Checks the heads of requests. `public_names`: further allowed Host headers. `origins`: web pages that may use the
+    API. `share_prefixes`: all clients have one scope. `insecure`: other machines may use the API without keys. Raises
+    UserError."""
 
     def __init__(
         self,
@@ -136,8 +135,8 @@ class Guard:
         return bool(origin) and not self._origins.isdisjoint((origin, "*"))
 
     def check_sender(self, path: str, headers: Headers) -> None:
-        """Checks the form and size of the headers; without API keys, also refuses foreign web pages. Raises ApiError
-        400, 403, 431."""
+        """Checks the form and size of the headers. Without API keys, also refuses web pages from elsewhere. Raises
+        ApiError 400, 403, 431."""
         if "content-length" in headers and "transfer-encoding" in headers:
             # A proxy might believe the other length.
             why = "a body has either a Content-Length or a Transfer-Encoding"
@@ -161,8 +160,8 @@ class Guard:
             raise ApiError(401, why, "invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
 
     def admin_key(self, request: Request) -> str:
-        """Returns the admin key for the code of a link, if this computer's browser sends it from this server's page.
-        Raises ApiError 401, 403."""
+        """Returns the admin key for a link's code. The request must come from this server's page, in a browser on this
+        computer. Raises ApiError 401, 403."""
         headers = request.headers
         self._check_not_a_page(headers, nameless=False)
         host, origins = headers["host"].lower(), headers.getlist("origin")
@@ -177,17 +176,17 @@ class Guard:
         raise ApiError(401, why, "invalid_link", headers={"WWW-Authenticate": "Bearer"})
 
     def key(self, request: Request) -> bytes:
-        """Returns the request's API key; empty if no key is needed."""
+        """Returns the request's API key; b"" if no key is needed."""
         return key_of(request.headers) if self._keys.needed else b""
 
     def client(self, request: Request) -> str:
-        """Returns the digest of the client's key or, without keys, an address."""
+        """Returns the SHA-256 of the client's key or, without keys, the client's address."""
         if self._keys.needed:
             return hashlib.sha256(key_of(request.headers)).hexdigest()
         return self._address(request) or _host(request).removeprefix("::ffff:")
 
     def scope(self, request: Request) -> str:
-        """Returns the client's `scope` for GenerationRequest, which reveals neither key nor address."""
+        """Returns an opaque name of the client for the field `scope` of GenerationRequest."""
         if self._share_prefixes:
             return ""
         if not self._keys.needed and self._address(request) is None:
@@ -199,7 +198,7 @@ class Guard:
         return client_address(request.headers, _host(request), self._proxies)
 
     def sender(self, client: str) -> dict[str, str] | None:
-        """Describes a client by its key's name or its address."""
+        """Returns a client's kind and name. `client`: a result of `client()`."""
         if not client:
             return None
         if not self._keys.needed:

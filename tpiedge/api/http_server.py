@@ -1,4 +1,4 @@
-"""An HTTP server: a thread with an event loop."""
+"""An HTTP server in a thread with an event loop."""
 
 import asyncio
 import contextlib
@@ -21,8 +21,8 @@ ABORT_S: Final = 5.0
 
 
 class HttpServer:
-    """Listens from its construction on, answers from `start` to `close`. `name`: the thread's name. With `tls`, clients
-    speak https. Raises UserError if it cannot listen."""
+    """Listens from its construction on, and answers from `start` to `close`. `name`: the thread's name. `tls`: None for
+    plain HTTP. Raises UserError if it cannot listen."""
 
     def __init__(
         self, name: str, address: Address, limits: Limits, tls: ssl.SSLContext | None = None
@@ -66,8 +66,8 @@ class HttpServer:
             raise InternalError("the HTTP server did not start within ten seconds")
 
     def close(self, drain_s: float = 0.0, abort: Callable[[], None] | None = None) -> None:
-        """Stops listening, lets answers finish for `drain_s`, then calls `abort` on the event loop and drops the
-        connections. Idempotent."""
+        """Stops listening, lets answers finish for `drain_s`, then calls `abort` on the event loop. Drops connections
+        that are left. Idempotent."""
         self._closing = True
         if self._server is not None:
             self._server.should_exit = True
@@ -103,7 +103,6 @@ class HttpServer:
         await serving
 
     def _drop_connections(self) -> None:
-        """Closes all connections, and ends the server at once."""
         if self._server is not None:
             self._server.force_exit = True
             for connection in tuple(self._server.server_state.connections):

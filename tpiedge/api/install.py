@@ -1,4 +1,4 @@
-"""Hands the files of this installation to machines that shall join. All may fetch the files, which hold no secret."""
+"""Serves the files of this installation, which hold no secret, to machines that will join."""
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -13,7 +13,7 @@ from tpiedge.local.distribution import Installer
 
 
 class InstallServer:
-    """Serves the files of `made` by their names. Raises UserError if it cannot listen."""
+    """Serves the files of `made` by name. Raises UserError if it cannot listen."""
 
     def __init__(self, made: Installer, address: Address) -> None:
         self._made = made

@@ -24,7 +24,7 @@ _T = TypeVar("_T")
 
 
 class Intake:
-    """Prepares requests in threads, for one event loop. Clients have quotas."""
+    """Reads requests on one event loop, prepares them in threads. Clients have quotas."""
 
     def __init__(self, limits: Limits, guard: Guard) -> None:
         self.limits = limits
@@ -40,8 +40,8 @@ class Intake:
         work: Callable[[dict[str, object]], _T],
         undo: Callable[[_T], None] | None = None,
     ) -> _T:
-        """Returns what `work` makes of the request's JSON. A cancelled call gives `undo` the result. Raises ApiError,
-        QueueFull, Disconnected."""
+        """Returns the result of `work` for the request's JSON. A cancelled call gives the result to `undo`. Raises
+        ApiError, QueueFull, Disconnected."""
         client, limits, held = self.client(request), self.limits, 0
         if not self._places.acquire(client):
             own = self._places.used_by(client)
@@ -77,7 +77,7 @@ class Intake:
             self._bytes.release(client, held)
 
     async def run(self, client: str, work: Callable[[], _T], undo: Callable[[_T], None] | None = None) -> _T:
-        """Runs `work` in a thread. A cancelled call gives `undo` the result."""
+        """Runs `work` in a thread. A cancelled call gives the result to `undo`."""
         slots = self._slots.setdefault(client, asyncio.Semaphore(_AT_ONCE))
         async with slots:
             begun = self._threads.submit(work)

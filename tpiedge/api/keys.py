@@ -1,5 +1,4 @@
-"""The admin key, and the API keys that clients may send: given at the start, or in a file that is read again when it
-changes.
+"""The admin key and the API keys. API keys are given at the start, or in a file that is read again when it changes.
 
 A line of the file is `KEY`, `NAME: KEY`, blank or a comment (#). Logs and errors show names only."""
 
@@ -25,10 +24,10 @@ _NamedKeys: TypeAlias = dict[bytes, str]
 
 
 class ApiKeys:
-    """Keys that may change in use. Not thread-safe. Raises UserError."""
+    """API keys, which change when their file changes. Not thread-safe. Raises UserError."""
 
     def __init__(self, given: Iterable[str] = (), file: Path | None = None) -> None:
-        """`file` must be readable by its owner alone, and hold a key."""
+        """`file` must have a key, and be readable by its owner alone."""
         self._given: _NamedKeys = {_digest(_checked(key, "an API key").encode()): "" for key in given}
         self._file = file
         self._seen = None if file is None else _signature(file)
@@ -40,11 +39,11 @@ class ApiKeys:
 
     @property
     def needed(self) -> bool:
-        """Whether clients must send a key. If there is a key file, they always must."""
+        """Whether clients must send a key. Always true with a key file."""
         return bool(self._given) or self._file is not None
 
     def have(self, key: bytes) -> bool:
-        """Whether `key` is valid now. A bad file leaves the keys unchanged."""
+        """Whether `key` is valid now. A bad file leaves the earlier keys valid."""
         self._read_again()
         digest = _digest(key)
         # Every key is compared, in constant time.
@@ -52,7 +51,8 @@ class ApiKeys:
         return any(found)
 
     def name_of(self, digest: bytes) -> str | None:
-        """Returns a key's name, "" for a key without a name, None for an unknown key. `digest`: the key's SHA-256."""
+        """Returns the name of the key whose SHA-256 is `digest`; "" for a key without a name, None for an unknown
+        key."""
         return (self._filed | self._given).get(digest)
 
     def _read_again(self) -> None:
@@ -75,7 +75,7 @@ def key_names(path: Path) -> list[str]:
 
 
 def add_key(path: Path, name: str) -> str:
-    """Makes a key, appends it to the file, which may be missing, and returns it. Raises UserError, DiskFull."""
+    """Makes a key, appends it to the file and returns it. A missing file is created. Raises UserError, DiskFull."""
     if (
         not name.isprintable()
         or name.strip() != name
@@ -97,7 +97,7 @@ def add_key(path: Path, name: str) -> str:
 
 
 def revoke_key(path: Path, name: str) -> None:
-    """Takes all keys called `name` out of the file. Raises UserError, DiskFull."""
+    """Removes all keys with the name `name` from the file. Raises UserError, DiskFull."""
     if not name:
         raise UserError(f"keys without a name are revoked by taking their lines out of {path}")
     with locked(path):
@@ -109,8 +109,8 @@ def revoke_key(path: Path, name: str) -> None:
 
 
 class AdminKey:
-    """The admin key. A link contains a code instead, because terminals, logs and histories keep links. Only the latest
-    code gets the key, once, within an hour."""
+    """The admin key. Links contain a code instead, because terminals, logs and histories keep links. Only the latest
+    code is valid, for one use within an hour."""
 
     def __init__(self, key: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._key = key.encode()
@@ -126,7 +126,7 @@ class AdminKey:
         return code
 
     def key_for(self, code: bytes) -> str | None:
-        """Returns the key for a valid code, which is then invalid."""
+        """Returns the admin key and voids the code; None for an invalid code."""
         if not code or not hmac.compare_digest(code, self._code) or self._clock() >= self._until:
             return None
         self._code = b""
@@ -134,12 +134,11 @@ class AdminKey:
 
 
 def admin_link(url: str, code: str) -> str:
-    """Returns the link by which the page gets the admin key. No server or log sees the part after #."""
+    """Returns a link with the code for the admin key. Browsers send no server the part after #."""
     return f"{url}/#admin={code}"
 
 
 def _present_lines(path: Path) -> list[tuple[str, str, str]]:
-    """Returns `_lines`, or [] if there is no file yet."""
     return list(_lines(path)) if path.exists() else []
 
 

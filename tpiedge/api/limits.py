@@ -1,4 +1,4 @@
-"""Limits on what clients may cost."""
+"""Limits for clients."""
 
 from dataclasses import dataclass
 from typing import Final, Self
@@ -10,10 +10,12 @@ HEADERS_BYTES: Final = 16 * KIB
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits in bytes and seconds. One client gets at most half of `connections`, `bodies_bytes` and `preparing`.
+    """Limits in bytes and seconds. One client gets at most half of `connections`, `bodies_bytes` and `preparing`
+    (requests that arrive at once).
 
-    A refused body is read for `linger_s`. A response may take `answer_s`. Signs of life come every `ping_s`; in a whole
-    answer, the first comes after `quiet_s`. A client that does not read is cut off after one to two times `write_s`."""
+    A refused body is read for `linger_s`. A response may take `answer_s`; None: no limit. Signs of life come every
+    `ping_s`; in a whole answer, the first comes after at most `quiet_s`. A client that does not read is cut off after
+    one to two times `write_s`."""
 
     connections: int = 4096
     body_bytes: int = 4 * MIB
@@ -30,7 +32,7 @@ class Limits:
 
     @classmethod
     def of_context(cls, tokens: int, descriptors: int = 8192, answer_s: float | None = None) -> Self:
-        """Returns limits for prompts of `tokens`. Workers get half of the `descriptors`."""
+        """Returns limits for prompts of `tokens`. Workers get half of the file `descriptors`."""
         size = min(4 * MIB, 512 * KIB + 64 * tokens)
         # 65,536 values are 4096 messages of one part, each with a role, a name and commas.
         values, connections = 65_536 + tokens, min(4096, descriptors // 2)

@@ -65,7 +65,7 @@ SEARCH_RESULT: Final = t.body(content=_TEXT_OR_TEXTS, title=t.text(), source=t.t
 
 
 def read_messages(fields: t.BodyFields, *, goes_on: bool = False) -> list[dict[str, Any]]:
-    """Returns messages for `chat_prompt`. `goes_on`: the last one is continued. Raises ApiError."""
+    """Returns messages for `chat_prompt`. `goes_on`: the answer continues the last message. Raises ApiError."""
     given = fields.kinds("messages", _MESSAGES, "role")
     if not given:
         raise fields.wrong("messages", "is empty: give at least one message")
@@ -163,8 +163,8 @@ def _call(call: t.BodyFields) -> dict[str, Any]:
 
 
 def _identify_calls(messages: Sequence[dict[str, Any]]) -> None:
-    """Gives ids to calls and results. A result without an id belongs to the first call that has no result. A result
-    that names a tool belongs to that tool's first such call."""
+    """Gives ids to calls and results. A result without an id belongs to the first call without a result, of the tool
+    that it names, if any."""
     open_calls: list[dict[str, Any]] = []
     latest: dict[str | None, str] = {}
     for index, message in enumerate(messages):

@@ -1,10 +1,10 @@
 """`GET /metrics` shows the cluster's state and counters in Prometheus's text format.
 
-This route needs an API key, too. Nodes are labelled by rank and the master's name for them. Only the administrator sees
-hosts and addresses. No label has a value that clients choose.
+The route needs an API key if the server has any. Labels have a node's rank and the master's name for it, but no host or
+address. Clients cannot choose the value of a label.
 
-Counters of nodes come with their last heartbeat. The first answer of the route lacks them; every plan resets them. Some
-metrics also have vLLM's names."""
+Each GET makes nodes report their counters for a while, so the first response lacks them. Every plan resets counters of
+nodes."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Ollama's API: reads chats, completions and embeddings; writes JSON lines."""
+"""Reads chats, completions and embeddings of Ollama's API. Writes JSON lines."""
 
 import json
 import math
@@ -196,7 +196,7 @@ def _keep_s(fields: t.BodyFields) -> float | None:
 
 
 def _loaded(fields: t.BodyFields, model: ServedModel, said: Json) -> AnsweredAtOnce:
-    """Answers a request without a prompt, which only loads the model or, with a `keep_alive` of 0, unloads it."""
+    """Answers a request without a prompt, which only loads or unloads the model."""
     keep_s = _keep_s(fields)
     end = {"done": True, "done_reason": "unload" if keep_s == 0 else "load"}
     head = {"model": model.name, "created_at": moment(time.time())}
@@ -239,7 +239,7 @@ class OllamaFormat(AnswerFormat):
         return (json_bytes(self._shown([], self.scores.pop()) | self._end()) + b"\n",)
 
     def alive(self, _why: str) -> bytes:
-        """Returns a JSON line: Ollama's clients fail at an empty line."""
+        """Returns a JSON line without text. Ollama's clients fail at an empty line."""
         return json_bytes(self._shown([]) | {"done": False}) + b"\n"
 
     def broken(self, error: ApiError) -> bytes:
@@ -268,7 +268,6 @@ class OllamaFormat(AnswerFormat):
         return {"id": call_id(self.accepted.name, 0, call.index), "function": function}
 
     def _end(self) -> Json:
-        """Returns the ending's fields. Durations are nanoseconds."""
         transcript, now = self.transcripts[0], time.monotonic()
         first = now if transcript.first_s is None else transcript.first_s
         cut = transcript.finished and transcript.finished.reason == "length" and not transcript.writer.stop
@@ -312,7 +311,7 @@ class OllamaVectors(VectorFormat):
 
 
 def usual_parameters(usual: Sampling) -> str:
-    """Returns the defaults of options as lines of a Modelfile."""
+    """Returns sampling defaults as lines of a Modelfile."""
     values = {theirs: getattr(usual, ours, None) for theirs, ours in _OPTIONS.items() if ours != "seed"}
     return "\n".join(f"{name} {value}" for name, value in values.items() if value is not None)
 

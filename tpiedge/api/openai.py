@@ -1,5 +1,5 @@
-"""Reads OpenAI's /v1/chat/completions and /v1/completions, and writes their answers. Other APIs convert their requests
-to these."""
+"""Reads OpenAI's /v1/chat/completions and /v1/completions, and writes their answers. Requests of other APIs are
+converted to these."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -102,8 +102,8 @@ def rendered(
     goes_on: bool = False,
     formed: bool = False,
 ) -> tuple[tuple[int, ...], Thinking]:
-    """Returns (the prompt's ids, how reasoning may begin). `formed`: a grammar forms the answer. `goes_on`: the answer
-    continues the last message. Raises ApiError."""
+    """Returns (the prompt's token ids, how reasoning may begin). `formed`: a grammar restricts the answer. `goes_on`:
+    the answer continues the last message. Raises ApiError."""
     told = (*message_texts(messages), *(json.dumps(tool, ensure_ascii=False) for tool in tools))
     p.check_characters("messages", told, model)
     template = model.template
@@ -128,7 +128,7 @@ def rendered(
 def parse_as_chat(
     chat: Json, fields: t.BodyFields, model: ServedModel, form: p.FormatName, names: Mapping[str, str]
 ) -> p.ParsedRequest:
-    """Parses `chat`, made from `fields`. `names` maps names in `chat` to names in `fields`. Raises ApiError."""
+    """Parses `chat`, made from `fields`. `names` maps field names in `chat` to the client's names. Raises ApiError."""
     for key, value in given(fields, *CONSTRAINTS).items():
         if chat.get(key, value) != value:
             why = f"and '{names.get(key, key)}' constrain the answer differently: give one"
@@ -163,7 +163,8 @@ def function_call(identity: str | None, name: str, arguments: str) -> Json:
 
 
 def given(fields: t.BodyFields, *same: str, **renamed: str) -> Json:
-    """Returns the fields `same` and `renamed` that the request has. `renamed` maps names in `fields` to new names."""
+    """Returns the fields `same` and `renamed` that the request has. `renamed` maps their names to names in the
+    result."""
     names = {**{key: key for key in same}, **renamed}
     return {ours: fields.get(theirs) for theirs, ours in names.items() if fields.get(theirs) is not None}
 

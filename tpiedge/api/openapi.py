@@ -1,4 +1,4 @@
-"""GET /openapi.json describes the routes: requests by their tables, answers by their media types."""
+"""GET /openapi.json describes the routes. Requests have schemas, answers have only media types."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache

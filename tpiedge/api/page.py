@@ -1,5 +1,5 @@
-"""The page for browsers: the files of the folder `page`. Addresses contain a digest, so browsers may keep files for
-good. The CSP allows no other server, no inline scripts and no page around this page."""
+"""Serves the page for browsers from the folder `page`. Addresses contain a digest, so browsers may keep files for good.
+The content security policy forbids other servers, inline scripts and frames around the page."""
 
 import hashlib
 from functools import cache
@@ -44,7 +44,7 @@ def is_page(path: str) -> bool:
 
 @cache
 def page_files() -> tuple[str, dict[str, bytes]]:
-    """Returns (the digest of all files, the files)."""
+    """Returns (digest of all files, the files by path)."""
     folder = Path(__file__).parents[1] / "page"
     files = {
         path.relative_to(folder).as_posix(): path.read_bytes()

@@ -45,9 +45,9 @@ FormatName = Literal[
 class Reply:
     """The form of the answer; a part of a record on disk.
 
-    `logprobs`: alternatives per token; None: no scores. `namespaces`: tools' namespaces, by name of the tool.
-    `grammar`: the field that restricts the answer. `functions`: calls are written as OpenAI's `function_call`. `echo`:
-    fields to repeat, as JSON. `goes_on`: the text continues the prompt."""
+    `logprobs`: alternatives per token; None: no scores. `namespaces`: tools' namespaces, by tool name. `grammar`: the
+    field that restricts the answer, or "". `functions`: calls are written as OpenAI's `function_call`. `echo`: fields
+    that the answer repeats, as JSON. `goes_on`: the answer continues the prompt."""
 
     format: FormatName
     stream: bool
@@ -65,7 +65,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One requested answer. `prompt`: its prompt's number. `echo`: the prompt, if the answer repeats it."""
+    """One requested answer. `prompt`: the index of its prompt. `echo`: the prompt, if the answer repeats it."""
 
     request: GenerationRequest
     prompt: U32 = 0
@@ -74,8 +74,8 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class ParsedRequest:
-    """A request. `prompts`: each prompt's first choice. `each`: choices per prompt. `keep_s`: how long the weights
-    should stay in memory afterwards; None: unsaid."""
+    """A request. `prompts`: each prompt's first choice. `each`: choices per prompt. `keep_s`: how long weights stay in
+    memory without requests; None: unchanged."""
 
     prompts: tuple[Choice, ...]
     reply: Reply
@@ -86,7 +86,7 @@ class ParsedRequest:
 
 @dataclass(eq=False)
 class AnsweredAtOnce(Exception):
-    """Raised if the model has nothing to do but, perhaps, to be loaded. `body`: the answer. `keep_s`: see
+    """Raised if a request only loads or unloads the model. `body`: the answer. `model`: its digest. `keep_s`: see
     ParsedRequest."""
 
     body: dict[str, object]
@@ -184,7 +184,7 @@ def read_reply(fields: BodyFields, form: FormatName, logprobs: int | None) -> Re
 
 
 def read_limit(fields: BodyFields, key: str, low: int) -> int | None:
-    """Reads a limit of tokens; -1 asks for as many tokens as fit. Raises ApiError."""
+    """Reads a limit of tokens; None if the field is missing, MAX_TOKENS for -1. Raises ApiError."""
     value: int | None = fields.get(key)
     if value == _ROOM:
         return MAX_TOKENS
@@ -194,7 +194,7 @@ def read_limit(fields: BodyFields, key: str, low: int) -> int | None:
 
 
 def read_sampling(fields: BodyFields, model: ServedModel, logprobs: int | None) -> Sampling:
-    """Reads how tokens are drawn. `logprobs`: see Reply. Raises ApiError."""
+    """Reads sampling parameters, with the model's defaults. `logprobs`: see Reply. Raises ApiError."""
     get, seed, default = fields.get, fields.get("seed"), model.usual_sampling
     return Sampling(
         temperature=get("temperature", default.temperature),
@@ -248,8 +248,8 @@ def read_token_ids(value: str | Sequence[object], param: str, model: ServedModel
 
 
 def answer_limit(prompt: str, maximum: int | None, prompt_tokens: int, model: ServedModel) -> int:
-    """Returns the largest number of tokens for the answer: `maximum`, or what fits. `prompt`: the prompt's field.
-    Raises ApiError."""
+    """Returns the limit of the answer's tokens: `maximum` (None: ANSWER_TOKENS), at most what fits. `prompt`: the
+    prompt's field. Raises ApiError."""
     if not prompt_tokens:
         raise refused(f"'{prompt}' is empty: give at least one token", prompt)
     size = f"the prompt has {prompt_tokens} tokens"
@@ -306,7 +306,7 @@ def encode(
 
 
 def tokens_in(text: str, model: ServedModel) -> int:
-    """Counts the tokens of a text; estimates those of a long text."""
+    """Counts the tokens of a text; the count of a long text is an estimate."""
     if model.tokenizer is None:
         return 0
     count = model.tokenizer.count(text[:_COUNTED_CHARACTERS])

@@ -1,10 +1,10 @@
-"""The folder from which the next master resumes answers, with a private file for each answer.
+"""The folder from which the next master resumes answers. Each answer has a private file.
 
 Line 1 has the version and the id of the weights, line 2 has the request. Each further line has an event, or says that a
 later master resumed the answer. The newest MOST_OTHERS files that cannot be resumed are kept.
 
-Law: a kill leaves an earlier state of a record, or no record. So each line has a checksum and a line break. A line
-without its line break does not count. The checksum shows other damage."""
+Law: a kill leaves an earlier state of a record, or no record. A line without its line break does not count. Each line
+has a checksum, which shows other damage."""
 
 import contextlib
 import hashlib
@@ -62,7 +62,7 @@ class UnknownRecordVersion(Exception):
 
 
 class OtherModel(Exception):
-    """A record of other weights."""
+    """The record is of other weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class AcceptedRequest:
 
     @property
     def choices(self) -> tuple[Choice, ...]:
-        """All choices, with ids and consecutive seeds. Each prompt has `each` choices."""
+        """All choices, with their ids. The choices of a prompt have consecutive seeds."""
         found: list[Choice] = []
         for choice in self.prompts:
             request = choice.request
@@ -104,8 +104,8 @@ class AcceptedRequest:
 
 @dataclass(frozen=True, slots=True)
 class AnswerRecord:
-    """A file's content. `size`: bytes of complete lines. `resubmissions`: how many masters resumed the answer since its
-    last event."""
+    """A record's content. `size`: bytes of complete lines. `resubmissions`: how many masters resumed the answer since
+    its last event."""
 
     accepted: AcceptedRequest
     said: tuple[record.RecordedEvent, ...]
@@ -114,7 +114,7 @@ class AnswerRecord:
 
 
 def request_bytes(accepted: AcceptedRequest) -> int:
-    """Estimates a request's memory in bytes, rather too high than too low."""
+    """Estimates a request's memory in bytes, rather too high."""
     requests = [choice.request for choice in accepted.prompts]
     numbers = sum(36 * len(one.prompt_ids) + 128 * len(one.sampling.logit_bias) for one in requests)
     grammars = sum(len(one.grammar.text) for one in requests if one.grammar is not None)
@@ -124,7 +124,7 @@ def request_bytes(accepted: AcceptedRequest) -> int:
 
 
 def key_mark(key: bytes, salt: bytes | None = None) -> str:
-    """Returns a salted digest of `key`; empty for an empty key."""
+    """Returns a salted digest of `key`, or "" for an empty key."""
     if not key:
         return ""
     salt = salt or secrets.token_bytes(_SALT_BYTES)
@@ -132,7 +132,7 @@ def key_mark(key: bytes, salt: bytes | None = None) -> str:
 
 
 def marks(mark: str, key: bytes) -> bool:
-    """Whether `mark` is empty or made from `key`. Takes constant time."""
+    """Whether `mark` is "" or was made from `key`. Takes constant time."""
     return not mark or hmac.compare_digest(mark, key_mark(key, bytes.fromhex(mark)[:_SALT_BYTES]))
 
 
@@ -142,7 +142,7 @@ def accepted_lines(accepted: AcceptedRequest) -> bytes:
 
 
 def read_record(data: bytes, *packs: str) -> AnswerRecord | None:
-    """Reads a file; returns None without a complete request. `packs`: ids of known weights. Raises DamagedRecord,
+    """Parses a record; returns None if its request is incomplete. `packs`: ids of known weights. Raises DamagedRecord,
     UnknownRecordVersion, OtherModel."""
     size = data.rfind(b"\n") + 1
     first, end, rest = data.partition(b"\n")
@@ -199,7 +199,6 @@ def _message(kind: Any, fields: Any) -> Any:
 
 @contextlib.contextmanager
 def _line_of_damage(number: int) -> Iterator[None]:
-    """Turns errors of reading a line into DamagedRecord."""
     try:
         yield
     except (ValueError, TypeError, KeyError, RecursionError) as error:
@@ -214,7 +213,7 @@ def _value(line: bytes) -> Any:
 
 
 class RecordFolder:
-    """Records of one master; `packs`: ids of the weights that it can serve. Thread-safe. Raises UserError."""
+    """The records of one master. `packs`: ids of the weights that it can serve. Thread-safe. Raises UserError."""
 
     def __init__(self, folder: Path, *packs: str) -> None:
         self._packs = packs
@@ -230,7 +229,7 @@ class RecordFolder:
         self._next = max(map(_number_of, records_in(folder)), default=0) + 1
 
     def close(self, limit_s: float) -> None:
-        """Waits for the chores, at most `limit_s`. Idempotent."""
+        """Waits for all chores, at most `limit_s`. Idempotent."""
         with self._lock:
             if self._chores is not None:
                 self._chores.put(None)
@@ -239,7 +238,7 @@ class RecordFolder:
             self._thread.join(limit_s)
 
     def later(self, chore: Callable[[], None]) -> None:
-        """Runs a chore in a thread; if no thread can start, at once."""
+        """Runs a chore in a thread or, if that is impossible, at once."""
         with self._lock, contextlib.suppress(RuntimeError):
             if self._chores is not None:
                 if self._thread.ident is None:
@@ -251,8 +250,8 @@ class RecordFolder:
     def found(
         self, tokenizer: Callable[[str], Tokenizer | None] = lambda _: None
     ) -> list[record.FoundAnswer]:
-        """Returns undelivered answers of known models, oldest first. Call it before all other methods. Sets bad records
-        aside. `tokenizer(pack)` returns a model's. Raises UserError."""
+        """Returns undelivered answers of known models, oldest first. Sets bad records aside. Call it before all other
+        methods. `tokenizer` gets the id of a pack. Raises UserError."""
         found, others = [], []
         for path in records_in(self._folder):
             with _usable(path):
@@ -287,14 +286,14 @@ class RecordFolder:
         return found
 
     def ended_in_order(self) -> None:
-        """Drops RESUBMIT lines that no event followed. Call it at an orderly end."""
+        """Drops RESUBMIT lines that no event followed. Call it at the master's orderly end."""
         for path, size in self._found.items():
             with contextlib.suppress(OSError):  # it was deleted, or the disk fails and the line stays
                 if path.read_bytes()[size:] == record.line(record.RESUBMIT):
                     os.truncate(path, size)
 
     def create(self, accepted: AcceptedRequest) -> record.RecordFile:
-        """Creates a record with the request. A full disk causes only a warning."""
+        """Creates a record with the request. A failure of the disk is only logged."""
         with self._lock:
             path = self._folder / f"{self._next:012d}-{accepted.name}{_SUFFIX}"
             self._next += 1
@@ -315,7 +314,7 @@ def _work(chores: SimpleQueue[Callable[[], None] | None]) -> None:
 
 
 def records_in(folder: Path, suffix: str = _SUFFIX) -> list[Path]:
-    """Returns the files of records in the order of their numbers."""
+    """Returns the records with `suffix`, in the order of their numbers."""
     found = (path for path in folder.glob(f"*{suffix}") if re.match("[0-9]{12,}-", path.name))
     return sorted(found, key=_number_of)
 
@@ -326,7 +325,6 @@ def _number_of(path: Path) -> int:
 
 @contextlib.contextmanager
 def _usable(path: Path) -> Iterator[None]:
-    """Turns OSError and UnknownRecordVersion into UserError."""
     try:
         yield
     except UnknownRecordVersion as error:
@@ -339,6 +337,5 @@ def _usable(path: Path) -> Iterator[None]:
 
 
 def _set_aside(path: Path, why: str) -> None:
-    """Raises OSError."""
     aside = path.rename(path.with_suffix(_SET_ASIDE))
     _log.warning("the record of an answer was set aside as %s: %s", aside, why)

@@ -1,4 +1,4 @@
-"""OpenAI's /v1/responses: reads requests as chats, writes answers as items."""
+"""Reads requests to OpenAI's /v1/responses as chats. Writes answers as items."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -200,7 +200,7 @@ _BEGUN: Final[Mapping[str, Json]] = {
 
 
 class ResponsesFormat(AnswerFormat):
-    """Writes one choice. Neighbouring texts of the same kind are one item."""
+    """Writes one choice. An item has consecutive content or reasoning, or a call."""
 
     always_bytes = True
     _number = 0
@@ -279,7 +279,6 @@ class ResponsesFormat(AnswerFormat):
         return self._event(f"{_WRITTEN[self._open]}.delta", **self._place, delta=text, **more)
 
     def _done(self, status: str) -> list[bytes]:
-        """Ends the item that is being written, if any."""
         if not self._open:
             return []
         item, part, place, text = self.items[-1], self._part, self._place, "".join(self._written)

@@ -1,4 +1,4 @@
-"""The HTTP application, with its routes behind the guard, and its server."""
+"""The HTTP application, whose routes are behind the guard, and its server."""
 
 import asyncio
 import secrets
@@ -43,7 +43,7 @@ _CODES = {404: "not_found", 405: "method_not_allowed"}
 
 
 class Api:
-    """An ASGI application over a Service. With `records`, answers survive the server."""
+    """The ASGI application of a Service. `records` keep answers for the next server."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class Api:
             await response(scope, receive, send)
 
     def sweep(self) -> None:
-        """Drops answers that wait too long. Runs every second."""
+        """Drops answers that wait too long, now and every second."""
         asyncio.get_running_loop().call_later(1.0, self.sweep)
         self._shelf.sweep()
 
@@ -168,10 +168,11 @@ def _lingering(scope: MutableMapping[str, Any], receive: Receive, send: Send, li
 
 
 class ApiServer:
-    """Listens from its construction on, answers from `start` to `close`. Owns its socket and threads, not the service.
+    """Listens from its construction on, and answers from `start` to `close`. Owns its socket and threads, not the
+    service.
 
-    `tls`: clients speak https. `records`: answers survive the server. `grace_s`: how long the previous server's streams
-    wait for readers. Raises UserError."""
+    `tls`: None for plain HTTP. `records` keep answers for the next server. `grace_s`: how long the previous server's
+    streams wait for readers. Raises UserError."""
 
     def __init__(
         self,

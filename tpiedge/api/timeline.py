@@ -1,10 +1,10 @@
-"""Work of all machines in one step, on one axis of seconds. Pure.
+"""Shows the work of all machines in one step on one axis of seconds. Pure.
 
 Clocks are not compared. Apart from travel time, an all-reduce ends at the same moment on all machines. So each
-machine's spans are moved until its all-reduces end with rank 0's. Rank 0 begins and ends the step.
+machine's spans are shifted until its all-reduces end together with rank 0's. Rank 0 begins and ends the step.
 
-In an all-reduce, a machine waits until the last machine has begun; the rest is network. A machine also waits for rank 0
-before its first span and after its last span."""
+In an all-reduce, a machine waits until the last machine begins it; the rest is network time. A machine also waits for
+rank 0 before its first span and after its last span."""
 
 from collections.abc import Mapping, Sequence
 from statistics import median
@@ -23,7 +23,7 @@ PARTS: Final = ("compute", "wait", "network", "disk")
 def shown_step(
     timeline: StepTimeline | None, nodes: Sequence[NodeStatus], epoch: int
 ) -> dict[str, Any] | None:
-    """Returns the step as JSON, or None if the step belongs to another epoch. May take milliseconds."""
+    """Returns the step as JSON, or None without a step of `epoch`. May take milliseconds."""
     if timeline is None or timeline.epoch != epoch:
         return None
     first = timeline.spans[0]

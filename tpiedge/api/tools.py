@@ -1,4 +1,4 @@
-"""Reads the fields of tools that a model may call."""
+"""Reads the fields of a request about tools that the model may call."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -52,8 +52,9 @@ TOOLS: Final[dict[str, t.JsonSchema]] = {
 
 @dataclass(frozen=True, slots=True)
 class ParsedTools:
-    """The tools that the model may call. `shown`: for the template. `required`: names of tools of which one must be
-    called. `several`: several calls are allowed. `field`: the field of the request that has the tools."""
+    """The tools that the model may call. `shown`: the tools for the template. `required`: names of tools of which one
+    must be called, if any. `several`: whether several calls are allowed. `field`: the request's field with the
+    tools."""
 
     shown: tuple[Mapping[str, Any], ...] = ()
     required: tuple[str, ...] = ()
@@ -66,7 +67,7 @@ class ParsedTools:
         return tuple(ReadTool(one["name"], names) for one, names in zip(functions, texts, strict=True))
 
     def callable(self, names: _Names = ()) -> Mapping[str, Mapping[str, Any]]:
-        """Returns schemas of the arguments, keyed by tool name. Empty `names` mean all tools."""
+        """Returns the schemas of tools' arguments, keyed by tool name. `names`: the tools, empty for all."""
         return {
             one["name"]: GrammarSchema(dict(one["parameters"]), f"tool-{at}-").schema | {"type": "object"}
             for at, one in enumerate(tool["function"] for tool in self.shown)
@@ -103,7 +104,7 @@ def read_tools(fields: BodyFields) -> ParsedTools:
 
 
 def is_function(fields: BodyFields, where: str, tool: Mapping[str, object], known: str = "function") -> bool:
-    """Whether the tool has the type `known`; reports tools of other types as ignored. Raises ApiError."""
+    """Whether `tool` has the type `known`. Reports a tool of another type as ignored. Raises ApiError."""
     kind, name = tool.get("type"), tool.get("name")
     if kind == known:
         return True
@@ -116,7 +117,7 @@ def is_function(fields: BodyFields, where: str, tool: Mapping[str, object], know
 
 
 def tool_form(tools: ParsedTools, model: ServedModel) -> CallForm:
-    """Finds how the model writes calls; "" without tools. Raises ApiError."""
+    """Returns the form in which the model writes calls; "" without tools. Raises ApiError."""
     if not tools.shown:
         return ""
     template = model.template.source(tools=True) if model.template is not None else ""
@@ -145,7 +146,7 @@ def _is_text(schema: Mapping[str, Any]) -> bool:
 
 
 def constants(schema: Mapping[str, Any]) -> list[object]:
-    """Returns the only values that a schema allows, if it lists them."""
+    """Returns the values that a schema lists as `enum` or `const`, else []."""
     found = schema.get("enum", [schema["const"]] if "const" in schema else [])
     return found if isinstance(found, list) else []
 

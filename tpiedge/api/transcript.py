@@ -30,7 +30,8 @@ class EchoedPrompt:
 
     @classmethod
     def of(cls, prompt: object, ids: tuple[int, ...], tokenizer: Tokenizer | None) -> Self:
-        """Finds the text of the tokens `ids`. May take a second."""
+        """Finds the text of the tokens `ids`, and the offsets. `prompt`: the text, or else token ids. May take a
+        second."""
         text = prompt if isinstance(prompt, str) else ""
         if tokenizer is None:
             return cls(text, (0,) * len(ids))
@@ -49,7 +50,8 @@ class EchoedPrompt:
 
 @dataclass(frozen=True, slots=True)
 class TextPiece:
-    """A part of the answer. `offsets`: places of the tokens in the whole text. `last`: the finish reason."""
+    """A part of one choice. `offsets`: for each token, the number of characters before it. `last`: the finish reason,
+    in the last piece."""
 
     text: str
     tokens: tuple[Token, ...]
@@ -59,8 +61,8 @@ class TextPiece:
 
 
 class Transcript:
-    """Laws: all pieces, joined, are the answer. A piece with `last` is the last. A token comes with the piece that
-    shows its text."""
+    """Makes the pieces of one choice. Laws: their texts, joined, are the answer. Only the last piece has `last`. A
+    token comes with the piece that shows its text."""
 
     def __init__(
         self,
@@ -69,7 +71,6 @@ class Transcript:
         echo: EchoedPrompt | None = None,
         prompt_ids: Sequence[int] = (),
     ) -> None:
-        """`echo`: the prompt, if the answer begins with it."""
         self.first_s: float | None = None
         self.writer = writer
         self._tokenizer = tokenizer
@@ -90,7 +91,7 @@ class Transcript:
         """Seconds of pauses that are over."""
 
     def before(self, event: AnswerEvent) -> Iterator[TextPiece]:
-        """Yields the echoed prompt when the first token or the end comes."""
+        """Yields the echoed prompt if `event` is the first token or the end."""
         if self._echo is None or not isinstance(event, Token | Finished):
             return
         (echo, ids), self._echo = (self._echo, self._echoed_ids), None
@@ -103,7 +104,7 @@ class Transcript:
             yield TextPiece(echo.text[begin:end], tokens, echo.offsets[first : numbers.stop])
 
     def feed(self, event: AnswerEvent) -> TextPiece | None:
-        """Returns the piece that `event` completes. Raises Cancelled."""
+        """Returns the piece that `event` completes, if any. Raises Cancelled."""
         match event:
             case PromptScores(first=first, scores=scores, likeliest=likeliest):
                 self.reading = ""
@@ -167,8 +168,8 @@ def joined(parts: Sequence[OutputPart], *, reasoning: bool) -> str:
 
 
 class TokenScores:
-    """Writes the scores of tokens, and of the `logprobs` likeliest tokens at each place. `without_bytes`: what is
-    written as the bytes of tokens without bytes."""
+    """Writes the log probabilities of tokens, and of the `logprobs` likeliest tokens at each place. `without_bytes`:
+    the value of `bytes` for tokens without bytes."""
 
     def __init__(
         self, tokenizer: Tokenizer | None, logprobs: int | None, *, without_bytes: list[int] | None = None
@@ -200,7 +201,7 @@ class TokenScores:
         return next((score for other, score in token.logprobs if other == token.token), None)
 
     def text(self, token: int) -> str:
-        """Returns the token's text, or OpenAI's form of an unfinished character."""
+        """Returns the token's text, "bytes:..." for a part of a character, or "token_id:..." without bytes."""
         data = self._bytes(token)
         if data is None:
             return f"token_id:{token}"

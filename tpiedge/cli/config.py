@@ -1,4 +1,4 @@
-"""`tpiedge config`: shows and checks settings."""
+"""`tpiedge config` shows and checks settings."""
 
 import json
 import os
@@ -38,7 +38,7 @@ def config() -> None:
 @json_option
 @click.pass_context
 def show(ctx: click.Context, words: tuple[str, ...], as_json: bool, config: Path | None) -> None:
-    """Show every value of VERB, or of all verbs, and where it comes from."""
+    """Show the value of each flag of VERB (default: all verbs), and where it comes from."""
     root = ctx.find_root().command
     verbs = verbs_of(root, words[:1] or None)
     chosen = {table: verb for table, verb in verbs.items() if tuple(table.split("."))[: len(words)] == words}
@@ -75,7 +75,7 @@ show.params.append(config_option())
 @click.argument("file", type=Location())
 @click.pass_context
 def check(ctx: click.Context, file: Path) -> None:
-    """Check FILE against every verb; each problem is one line."""
+    """Check the settings in FILE against every verb; each problem is one line."""
     root = ctx.find_root().command
     settings = read_settings(file)
     found = [*problems(settings, verbs_of(root))] or [*check_values(root, settings)]
@@ -95,6 +95,6 @@ def _shown(value: Any) -> str:
 
 
 def check_values(root: click.Command, file: SettingsFile) -> Iterator[str]:
-    """Yields a line for each refused value. `file` must have passed `problems`."""
+    """Yields a line for each refused value. `file` must have no `problems`."""
     for table, command in verbs_of(root).items():
         yield from refused(command, resolve(table, command, {}, file))

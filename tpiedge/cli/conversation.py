@@ -51,8 +51,8 @@ Settings = Mapping[str, float]
 
 @dataclass
 class ChatAnswer:
-    """An answer. `thinking`: the text shown last is reasoning, which is not part of the answer. `s_per_token`: seconds
-    per token after the first, None if unknown."""
+    """An answer. `thinking`: whether the text shown last is reasoning. `s_per_token`: seconds per token after the
+    first, None if unknown."""
 
     text: str = ""
     finish_reason: str | None = None
@@ -62,7 +62,7 @@ class ChatAnswer:
 
 
 class ChatBackend(Protocol):
-    """A model that answers. `settings`: values from flags, or else the model's defaults."""
+    """A model that answers. `settings`: the values before /set, from flags or the model's defaults."""
 
     name: str
     settings: Settings
@@ -71,7 +71,8 @@ class ChatBackend(Protocol):
         """Lets another model answer from now on. Raises UserError, PeerError."""
 
     def ask(self, messages: list[ChatMessage], settings: Settings, show: Callable[[str], None]) -> ChatAnswer:
-        """Answers the last message; blocks. `show` gets each piece. Raises UserError, PeerError."""
+        """Answers the last message. `settings` override the backend's. `show` gets each piece. Blocks. Raises
+        UserError, PeerError."""
 
 
 def messages_of(system: str | None, messages: str | Sequence[ChatMessage]) -> list[ChatMessage]:
@@ -86,17 +87,17 @@ class Keys(Protocol):
     interactive: bool
 
     def read(self) -> str | None:
-        """Returns the next message, None at the end; blocks."""
+        """Returns the next message, or None at the end. Blocks."""
 
     def waiting(self) -> contextlib.AbstractContextManager[None]:
-        """Encloses an answer, during which nothing is read."""
+        """Returns a context for an answer, in which nothing is read."""
 
     def keep_history(self, on: bool) -> str:
-        """Starts or stops writing messages to the history. Returns a line that says so. Raises UserError, DiskFull."""
+        """Starts or stops writing messages to the history. Returns a line for the user. Raises UserError, DiskFull."""
 
 
 def converse(backend: ChatBackend, system: str | None, state: Path | None) -> None:
-    """Talks until the user ends. `state`: --state, with the history of chats."""
+    """Runs a conversation. `state`: the state folder, with the history of chats."""
     keys: Keys = Pipe()
     if sys.stdin.isatty():
         from tpiedge.cli.terminal import Terminal  # its library takes 0.1 s to import
@@ -118,7 +119,7 @@ def converse(backend: ChatBackend, system: str | None, state: Path | None) -> No
 
 @dataclass(eq=False)
 class Conversation:
-    """The messages so far. A failed message is dropped; a stopped answer stays."""
+    """A conversation so far. A message whose answer fails is dropped; a stopped answer stays."""
 
     _backend: ChatBackend
     _keys: Keys

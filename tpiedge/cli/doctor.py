@@ -1,4 +1,4 @@
-"""`tpiedge doctor`: every check with its result, and what to do."""
+"""`tpiedge doctor` shows the result of every check, and what to do."""
 
 import json
 from collections.abc import Mapping

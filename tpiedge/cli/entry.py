@@ -36,7 +36,7 @@ def open_standard_files() -> None:
 
 
 class Terminated(BaseException):
-    """The signal SIGTERM or SIGHUP came. A KeyboardInterrupt would end only one answer, not the command."""
+    """Raised on SIGTERM or SIGHUP to end the command. A KeyboardInterrupt may end only an answer."""
 
 
 _SIGNALS = {KeyboardInterrupt: signal.SIGINT, Terminated: signal.SIGTERM}
@@ -54,7 +54,7 @@ def _raise_again(lost: "sys.UnraisableHookArgs") -> None:
 
 
 def honour_signals() -> None:
-    """Makes SIGTERM and SIGHUP raise Terminated. Call it in the main thread."""
+    """Makes SIGTERM and SIGHUP raise Terminated, and ignores Ctrl-Z. Call it in the main thread."""
 
     def terminate(_signal: int, _frame: object) -> None:
         raise Terminated

@@ -1,4 +1,4 @@
-"""`tpiedge keys`: API keys for phones and programs."""
+"""`tpiedge keys` manages API keys for phones and programs."""
 
 import json
 import shlex
@@ -40,7 +40,7 @@ def keys() -> None:
 @click.argument("name")
 @_usual_options
 def add(name: str, file: Path | None, as_json: bool, state: Path | None) -> None:
-    """Make a key called NAME, and show a QR code that opens the page with it on a phone."""
+    """Make a key called NAME, and show a QR code that opens the page with this key on a phone."""
     running = running_master(state)
     path = _chosen(file, running, state)
     key = add_key(path, name)
@@ -86,7 +86,7 @@ def ls(file: Path | None, as_json: bool, state: Path | None) -> None:
 @click.argument("name")
 @_usual_options
 def revoke(name: str, file: Path | None, as_json: bool, state: Path | None) -> None:
-    """Refuse the key called NAME from now on; its running answers finish."""
+    """Revoke the key called NAME; running answers finish."""
     path = _chosen(file, running_master(state), state)
     revoke_key(path, name)
     click.echo(json.dumps({"revoked": name, "file": str(path)}) if as_json else f"{name} is revoked")

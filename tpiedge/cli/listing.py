@@ -9,7 +9,7 @@ import click
 
 
 class ListingGroup(click.Group):
-    """A group whose --help shows whole sentences, which click would cut."""
+    """A group whose --help shows commands' whole first sentences."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         shown = [(name, self.commands[name]) for name in self.list_commands(ctx)]
@@ -25,12 +25,12 @@ json_option = click.option(
 
 
 def screen_columns() -> int | None:
-    """Returns the columns of standard output; None unless that is a terminal."""
+    """Returns the columns of standard output; None if it is no terminal."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def wrapped(line: str, columns: int | None) -> list[str]:
-    """Wraps a line of words at `columns`; None: never."""
+    """Wraps `line` at `columns`; None keeps it whole."""
     if columns is None or len(line) <= columns:
         return [line]
     return textwrap.wrap(line, max(columns, 10), subsequent_indent="  ", break_on_hyphens=False)
@@ -39,8 +39,8 @@ def wrapped(line: str, columns: int | None) -> list[str]:
 def table_lines(
     header: Sequence[str], rows: Sequence[Sequence[str]], columns: int | None = None
 ) -> Iterator[str]:
-    """Yields the table's lines. Columns are as wide as their widest cell, and all but the first are right-aligned. A
-    table wider than `columns` becomes several, each of which begins with the first column."""
+    """Yields the lines of a table. All columns but the first are right-aligned. A table wider than `columns` becomes
+    several tables, each with the first column. `columns` None: no limit."""
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
     parts = [list(range(len(widths)))]
     if columns is not None:
@@ -54,8 +54,8 @@ def table_lines(
 
 
 def _parts(widths: Sequence[int], columns: int) -> list[list[int]]:
-    """Returns the columns of each part of a table. A part fits into `columns` if possible. It has the first column and
-    at least one other."""
+    """Splits a table's columns into parts that fit into `columns` if possible. Each part begins with the first
+    column."""
     parts: list[list[int]] = [[0]]
     for at, width in enumerate(widths[1:], 1):
         if sum(widths[one] + 2 for one in parts[-1]) + width > columns and len(parts[-1]) > 1:

@@ -26,7 +26,7 @@ _COUNTERS = (
 
 
 def positions(model: PreparedModel, context: int | None, prompt_ids: Sequence[int], max_tokens: int) -> int:
-    """Counts positions of prompt and answer. Raises UserError if they do not fit."""
+    """Returns how many positions prompt and answer need, at most the context. Raises UserError."""
     limit = model.context_tokens if context is None else check_context(model, context)
     tokens = len(prompt_ids)
     if not tokens:

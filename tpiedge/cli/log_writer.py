@@ -1,4 +1,4 @@
-"""Writes a service's log in a thread, because a stopped terminal (Ctrl-S) blocks."""
+"""Writes a service's log in a thread, because writing to a stopped terminal (Ctrl-S) blocks."""
 
 import contextlib
 import logging
@@ -80,7 +80,7 @@ def log_in_thread() -> Iterator[LogWriter]:
 
 @contextlib.contextmanager
 def serving_until_stopped(next_time: str) -> Iterator[LogWriter]:
-    """Runs a service. SIGTERM ends it with success; Ctrl-C prints `next_time`."""
+    """Yields a service's log. SIGTERM ends the block with success; Ctrl-C prints `next_time`."""
     stopped = interrupt_says(f"stopped; {next_time}")
     with contextlib.suppress(Terminated), stopped, log_in_thread() as writer:
         yield writer

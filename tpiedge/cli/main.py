@@ -1,4 +1,4 @@
-"""`tpiedge`: the entry point, and how every error ends a command.
+"""Runs commands, and ends every error with one line and an exit status.
 
 Exit statuses: 0 done; 1 any other failure; 2 bad input; 3 another node failed; 4 lack of memory, disk space or a
 working disk; 70 a defect of tpiedge; 130 interrupted."""
@@ -97,7 +97,7 @@ _OLLAMA_VERBS = {
 
 
 class _Verbs(ConfiguredGroup):
-    """Takes Ollama's verbs. A verb that tpiedge has under another name runs. Other verbs of Ollama are refused."""
+    """Runs verbs of Ollama that have another name here, and refuses Ollama's other verbs."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -129,7 +129,7 @@ def completion(ctx: click.Context, shell: str) -> None:
 
 
 def main() -> None:
-    """Runs a command. An error is one line and an exit status."""
+    """Runs a command and exits. An error becomes one line and an exit status."""
     honour_signals()
     raise_limits()
     sys.exit(_run())

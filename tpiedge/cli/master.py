@@ -98,7 +98,9 @@ def _as(read: Callable[..., Any], *more: object) -> Callable[[click.Context, cli
     "PEM file with the certificate chain of the API, which then speaks https.",
     Location(dir_okay=False),
 )
-@option("--tls-key", "PEM file with its key, readable only by its owner.", Location(dir_okay=False))
+@option(
+    "--tls-key", "PEM file with the certificate's key, readable only by its owner.", Location(dir_okay=False)
+)
 @option(
     "--tls-self-signed",
     "https with a self-signed certificate, made once; clients compare its fingerprint.",
@@ -152,7 +154,9 @@ def _as(read: Callable[..., Any], *more: object) -> Callable[[click.Context, cli
 )
 @option("--insecure", "Serve other machines without an API key.", is_flag=True)
 @option(
-    "--token-file", "Keep a token for any number of workers there, while it runs.", Location(dir_okay=False)
+    "--token-file",
+    "File for a token for any number of workers, while the master runs.",
+    Location(dir_okay=False),
 )
 @option(
     "--answer-limit",

@@ -57,8 +57,8 @@ def url_for_others(http: Address, url: str) -> str:
 def workers_invited(
     listen: Address, keys: CurveKeys, folder: Path, token_file: Path | None
 ) -> Iterator[list[str]]:
-    """Yields what to type on other machines. Writes a token for all workers into `token_file`. Without the file, makes
-    a token for one worker. The token is void after the block."""
+    """Yields lines to type on other machines. Writes a token for any number of workers to `token_file`; without the
+    file, makes a token for one worker. The token is void after the block."""
     address = lan_address(listen)
     if token_file is not None:
         with offered(token_file, folder, keys.public, address):
@@ -80,7 +80,7 @@ def workers_invited(
 def start_lines(
     name: str, http: Address, api: ApiServer, certificate: Certificate | None, left: Sequence[Path]
 ) -> Iterator[str]:
-    """Yields lines on the served model. `left`: recorded answers that this master does not resume."""
+    """Yields lines about the served model. `left`: recorded answers that this master does not resume."""
     yield f"serving {name} at {url_for_others(http, api.url)}/v1"
     if certificate is not None:
         yield f"the certificate has the SHA-256 fingerprint {certificate.shown}"
@@ -91,8 +91,8 @@ def start_lines(
 
 
 def admin_lines(url: str, admin: AdminKey) -> list[str]:
-    """Returns a link to the page with the admin key. Only a terminal gets the link, because other outputs may be kept
-    for long."""
+    """Returns a link that gives the page the admin key. Returns [] unless `url` is on loopback and standard error is a
+    terminal, because other outputs are kept."""
     if not (sys.stderr.isatty() and is_loopback(urlsplit(url).netloc)):
         return []
     return [f"to manage the machines there (works once):  {admin_link(url, admin.new_code())}"]
@@ -111,7 +111,8 @@ def next_lines(http: Address, url: str, needs_key: bool, invited: Sequence[str])
 
 
 def phone_lines(http: Address, url: str, needs_key: bool, columns: int) -> list[str]:
-    """Returns the page's address, with a QR code if `columns` suffice, or how to let other devices reach it."""
+    """Returns the page's address and, if `columns` suffice, its QR code. If the API is on loopback, returns how to
+    change that."""
     made = "tpiedge keys add phone"
     if is_loopback(lan_address(http).host):
         return [made, f"then start this master again with:  --http 0.0.0.0:{http.port}"]
@@ -121,7 +122,7 @@ def phone_lines(http: Address, url: str, needs_key: bool, columns: int) -> list[
 
 
 def qr_lines(text: str, columns: int) -> list[str]:
-    """Draws a QR code in half blocks; [] if it exceeds `columns`."""
+    """Draws a QR code in half blocks; [] if it is wider than `columns`."""
     code = segno.make_qr(text, error="l")
     if code.symbol_size(border=2)[0] > columns:
         return []
@@ -146,8 +147,8 @@ def watch(
     say: Callable[[str], None],
     manager: ServiceManager,
 ) -> None:
-    """Prints changes of the cluster and workers that wait for admission, until interrupted. Raises the failure of
-    another thread."""
+    """Prints changes of the cluster and workers that wait for admission, until interrupted. Raises the error of a
+    failed thread."""
     show, callers, freed = Changes(say, manager.status), Callers(say), FreedMemory()
     manager.ready()
     while running.failed is None:

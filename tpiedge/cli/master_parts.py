@@ -72,7 +72,7 @@ ANYWHERE = "0.0.0.0"
 
 @contextmanager
 def only_master(folder: Path) -> Iterator[None]:
-    """Locks the master's `folder`. Raises UserError if another master uses the folder."""
+    """Locks the master's `folder` during the block. Raises UserError if another master uses it."""
     with FileLock(private_folder(folder) / MASTER_LOCK) as lock:
         try:
             alone = lock.try_alone()
@@ -88,7 +88,8 @@ def only_master(folder: Path) -> Iterator[None]:
 
 
 def check_ports(listen: Address, http: Address) -> None:
-    """Raises UserError if a port is taken, ResourceError if the address is missing. Call it before slow work."""
+    """Raises UserError if a port is taken, ResourceError if this computer lacks the address. Call it before slow
+    work."""
     ports = [("--listen", resolve(listen).beside(offset), purpose) for offset, purpose in PURPOSES.items()]
     for flag, address, purpose in [*ports, ("--http", resolve(http), "the API")]:
         state = port_state(address.port, address.host)
@@ -226,8 +227,6 @@ def _measured(rank_zero: RankZero, folder: Path) -> Capacity:
 
 @dataclass(frozen=True)
 class _Hosting:
-    """Readies models for this master. `measured`: this machine's speeds."""
-
     flags: SimpleNamespace
     rank_zero: RankZero
     folder: Path

@@ -36,7 +36,7 @@ HUB_MODEL = CompletedName(lambda _context: aliases(), *MODEL.sources)
 
 
 def model_option(command: Callable[..., _T], *, needed: bool = True) -> Callable[..., _T]:
-    """Adds `model_name`: an argument, or --model. If `needed`, a missing model is refused."""
+    """Adds the parameter `model_name`: an argument, or --model. If `needed`, a call without it is refused."""
 
     @click.argument("model_argument", metavar="[MODEL]", required=False, type=MODEL)
     @click.option("--model", "model_name", type=MODEL, help=_HELP)

@@ -1,4 +1,4 @@
-"""`tpiedge ls`, `show`, `rm`, `pull`: this computer's models. `tpiedge shards`: the shards of this computer as a
+"""`tpiedge ls`, `show`, `rm` and `pull` manage this computer's models, `tpiedge shards` the shards that it keeps as a
 worker."""
 
 import dataclasses
@@ -251,9 +251,8 @@ def pull(model_name: str, as_json: bool, cache: Path | None) -> None:
     """Fetch MODEL from the hub: an alias (`tpiedge ls --all`), org/name, or org/name:Q4_K_M for a GGUF file.
 
     Only a GGUF file, or safetensors weights, configs, tokenizers and chat templates are fetched. An interrupted pull
-    resumes. @REVISION after the name takes a branch, tag or commit. HF_TOKEN is for gated models, HF_ENDPOINT names
-    another hub.
-    """
+    resumes. @REVISION after the name selects a branch, tag or commit. Set HF_TOKEN for gated models, and HF_ENDPOINT
+    for another hub."""
     name = parse_hub_name(model_name)
     if name is None:
         words = "is not a model on the hub: give org/name, org/name:Q4_K_M or an alias (tpiedge ls --all)"
@@ -279,7 +278,7 @@ def shards() -> None:
 @shards.command("ls")
 @_usual_options
 def shards_ls(as_json: bool, cache: Path | None) -> None:
-    """List the packs with shards here, and their size."""
+    """List the packs with shards here, and the shards' size."""
     usage = ShardStore(catalogue.shards_folder(cache)).usage()
     if as_json:
         click.echo(json.dumps(dataclasses.asdict(usage)))
@@ -300,7 +299,7 @@ def shards_ls(as_json: bool, cache: Path | None) -> None:
 @click.argument("name", metavar="PACK")
 @cache_option
 def shards_rm(name: str, cache: Path | None) -> None:
-    """Remove PACK (the start of its id) from this computer; a worker fetches it again if needed."""
+    """Remove PACK (the start of its id) from this computer; a worker fetches its shards again if needed."""
     removed = ShardStore(catalogue.shards_folder(cache)).remove(name)
     click.echo(f"removed {removed[:12]}")
 

@@ -1,4 +1,4 @@
-"""`tpiedge nodes`: the machines of the master, and who may join."""
+"""`tpiedge nodes` shows the master's machines, and admits workers."""
 
 import json
 import time
@@ -95,9 +95,8 @@ def revoke(name: str, as_json: bool, state: Path | None) -> None:
 def drain(name: str, undo: bool, limit_s: float, as_json: bool, state: Path | None) -> None:
     """Take the worker NAME out of the plan, so that its machine can be switched off.
 
-    Other machines take over its part while answers pause; the drain is refused if they cannot serve. The drain lasts
-    until the worker restarts, or until --undo.
-    """
+    Answers pause while other machines take over its part. The drain is refused if they cannot serve the model. It lasts
+    until the worker restarts, or until --undo."""
     if undo:
         _order(as_json, state, "undrain", {"name": name}, "{} is back in use")
         return
@@ -113,10 +112,9 @@ def drain(name: str, undo: bool, limit_s: float, as_json: bool, state: Path | No
 @click.argument("name")
 @_usual_options
 def clear(name: str, as_json: bool, state: Path | None) -> None:
-    """Retry at once the worker NAME, which is left out for a while after failures.
+    """Retry at once the worker NAME, which is left out after failures.
 
-    If it fails again, it is left out for longer.
-    """
+    If it fails again, it is left out for longer."""
     _order(as_json, state, "clear", {"name": name}, "{} is no longer left out")
 
 

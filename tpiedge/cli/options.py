@@ -1,4 +1,4 @@
-"""Shared flags, their types, and words for wrong command lines."""
+"""Shared flags, their types, and messages for wrong command lines."""
 
 import math
 import re
@@ -40,14 +40,14 @@ def option(
     name: str | None = None,
     **more: Any,
 ) -> Decorator[Any]:
-    """Makes a click option that shows its default. `name`: the parameter's name."""
+    """Makes a click option that shows its default. `says`: its help. `name`: the parameter's name."""
     if default is not None:
         more |= {"default": default, "show_default": True}
     return click.option(flag, *([] if name is None else [name]), type=kind, help=says, **more)
 
 
 class Location(click.Path):
-    """A path that is not empty: an empty path would mean the current folder."""
+    """A path that is not empty. An empty path would mean the current folder."""
 
     def __init__(self, *, exists: bool = False, file_okay: bool = True, dir_okay: bool = True) -> None:
         super().__init__(exists, file_okay, dir_okay, path_type=Path)
@@ -69,7 +69,7 @@ class Number(click.FloatRange):
 
 
 class CompletedName(click.types.StringParamType):
-    """A name or path. A shell completes names of `sources`, and paths."""
+    """A name or path, with completion. `sources` return known names."""
 
     def __init__(self, *sources: Callable[[click.Context], Iterable[str]]) -> None:
         self.sources = sources
@@ -164,7 +164,7 @@ def is_default(name: str) -> bool:
 def _folder_option(
     name: str, usual: Callable[[str], Path], within: tuple[str, ...], says: str
 ) -> Decorator[Any]:
-    """Makes an option for a folder that other users cannot change. `usual`: the default. `within`: subfolders."""
+    """Makes an option for a folder that other users cannot change."""
 
     def check(ctx: click.Context, option: click.Parameter, given: Path | None) -> Path | None:
         if not ctx.resilient_parsing:  # completion

@@ -1,4 +1,4 @@
-"""`tpiedge pack`, `tpiedge import-gguf` and `tpiedge unpack`: packs, written and exported."""
+"""`tpiedge pack` and `tpiedge import-gguf` write packs; `tpiedge unpack` exports them."""
 
 import json
 import time
@@ -145,10 +145,9 @@ def import_gguf(
 ) -> None:
     """Convert a Llama or Qwen model in a GGUF FILE to a pack, with its tokenizer.
 
-    A file of one type, Q4_0, Q8_0, BF16, F16 or F32, stays exact unless --precision says otherwise. Other types, and
-    types beside that of most layers, may be rounded; the command says so. Norms and biases are never rounded. `run`
-    and `master` also take the FILE itself: `tpiedge run FILE` imports it into the cache the first time.
-    """
+    Weights that all have one type, Q4_0, Q8_0, BF16, F16 or F32, stay exact unless --precision says otherwise. Other
+    types may be rounded, and so may weights whose type differs from that of most layers; the command says so. Norms and
+    biases are never rounded. `run` and `master` also take FILE, and import it into the cache the first time."""
     _check_name(name, out)
     if not file.exists() and (found := find_model(str(file), cache)).kind == "GGUF file":
         file = found.path

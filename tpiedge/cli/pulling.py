@@ -1,4 +1,4 @@
-"""Pulls models from the hub with words and progress, for `tpiedge pull`, and for verbs whose model is missing."""
+"""Pulls models from the hub and shows progress."""
 
 import sys
 from collections.abc import Callable
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 def pull_shown(
     name: HubName, cache: Path | None, agree: Callable[[int], object] = lambda _: None
 ) -> "PullReport":
-    """Pulls with progress on standard error. `agree` gets the bytes to fetch and may raise. Raises UserError, DiskFull,
-    HubError."""
+    """Pulls a model with progress on standard error. `agree` gets the bytes to fetch and may raise. Raises UserError,
+    DiskFull, HubError."""
     # Imported late: it needs an HTTP client, unlike other verbs.
     from tpiedge.model.hub import pull
 
@@ -42,8 +42,7 @@ def pull_shown(
 
 
 def offer_pull(model_name: str, cache: Path | None) -> None:
-    """Asks on a terminal whether to pull a model that is not here. Raises UserError if the user refuses, or without a
-    terminal."""
+    """Pulls a missing model if the user agrees. Raises UserError if the user refuses, or without a terminal."""
     try:
         find_model(model_name, cache)
         return

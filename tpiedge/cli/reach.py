@@ -1,5 +1,5 @@
-"""HTTP client of a running master. With `--journal`, broken connections are resumed without a gap. Ctrl-C deletes the
-answer on the master."""
+"""HTTP client of a running master. Answers survive a broken connection if the master has `--journal`. Ctrl-C deletes
+the answer on the master."""
 
 import contextlib
 import hmac
@@ -44,7 +44,8 @@ class HttpRefusal(Exception):
 
 @dataclass(eq=False)
 class AnswerStream:
-    """An answer to `_body`. `_note` gets interruptions; `_progress` gets the prompt's progress."""
+    """The streamed answer to the request `_body`. `_note` gets lines about interruptions, `_progress` about the
+    prompt."""
 
     _http: httpx.Client
     _path: str
@@ -57,7 +58,7 @@ class AnswerStream:
     _deadline: float | None = None  # while the connection is broken, and nothing has come since
 
     def events(self) -> Generator[str, None, None]:
-        """Yields the data of events, without [DONE]. Raises HttpRefusal, PeerError, httpx's errors."""
+        """Yields the data of each event, without [DONE]. Raises HttpRefusal, PeerError, httpx's errors."""
         try:
             while True:
                 try:
@@ -135,12 +136,13 @@ class AnswerStream:
 
 
 class MasterClient:
-    """A context manager that sends requests with one key. Raises TpiedgeErrors."""
+    """A client of one master, used as a context manager. Raises TpiedgeErrors."""
 
     def __init__(
         self, url: str, key: str | None, trust: ssl.SSLContext | None = None, *, own: bool = False
     ) -> None:
-        """`trust`: None for this computer's CAs. `own`: a local master, which may raise ResourceError."""
+        """`trust`: None for this computer's CAs. `own`: this computer's master, whose lack of memory is a
+        ResourceError."""
         if trust is not None and urlsplit(url).scheme != "https":
             raise UserError(
                 f"{sanitised(url)[:80]} is without TLS, for which a certificate was given: write https://"
@@ -235,7 +237,7 @@ class MasterClient:
 def master_at(
     url: str | None, state: Path | None, key: str | None, trust: ssl.SSLContext | None
 ) -> MasterClient:
-    """Makes a client of the master at --url, or of this computer's master. Raises UserError."""
+    """Makes a client of the master at `url`; None: this computer's master. Raises UserError."""
     if url is None:
         own, _, certificate = _read_admin(state) or (_DEFAULT_URL, "", None)
         return MasterClient(own, key, trust or certificate)
@@ -295,7 +297,7 @@ def _by_fingerprint(text: str) -> ssl.SSLContext:
 
 
 def trust_of(ca: Path | None, fingerprint: str | None) -> ssl.SSLContext | None:
-    """Returns the context for --tls-ca or --tls-fingerprint. Raises UserError."""
+    """Returns the TLS context of --tls-ca or --tls-fingerprint, if given. Raises UserError."""
     if ca is not None and fingerprint is not None:
         raise UserError("give either --tls-ca or --tls-fingerprint")
     if fingerprint is not None:
@@ -328,7 +330,7 @@ tls_ca_option = option(
     Location(dir_okay=False),
 )
 tls_fingerprint_option = option(
-    "--tls-fingerprint", "SHA-256 of the master's certificate, which it prints at its start."
+    "--tls-fingerprint", "SHA-256 of the certificate, which the master prints at its start."
 )
 
 

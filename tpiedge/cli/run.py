@@ -1,4 +1,4 @@
-"""`tpiedge run` and `tpiedge demo`: a local cluster for one command."""
+"""`tpiedge run` and `tpiedge demo` run a local cluster for one command."""
 
 import contextlib
 import json
@@ -187,7 +187,7 @@ def _emulated(given: str | None, nodes: int | None) -> Devices | None:
 
 @contextlib.contextmanager
 def recording(path: Path | None, nodes: int) -> Iterator[tuple[Path, ...]]:
-    """Yields trace files by rank, then joins them. Raises UserError, DiskFull."""
+    """Yields trace files by rank, which are joined into `path` afterwards. Raises UserError, DiskFull."""
     if path is None:
         yield ()
         return

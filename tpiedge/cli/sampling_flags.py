@@ -1,4 +1,4 @@
-"""Flags of sampling, and token ids."""
+"""Flags for sampling, and for token ids."""
 
 import secrets
 from collections.abc import Mapping
@@ -68,7 +68,7 @@ def new_seed() -> int:
 
 
 def sampling_of(flags: dict[str, Any]) -> Sampling:
-    """Takes the sampling flags out of `flags`. Raises UserError."""
+    """Removes the sampling flags from `flags` and returns their values. Raises UserError."""
     values = {field.name: flags.pop(field.name) for field in fields(Sampling)}
     if values["seed"] is None:
         values["seed"] = new_seed()
@@ -78,7 +78,7 @@ def sampling_of(flags: dict[str, Any]) -> Sampling:
 
 
 def with_usual(sampling: Sampling, usual: Sampling) -> Sampling:
-    """Takes from `usual` what neither the command line nor settings give."""
+    """Replaces values that neither the command line nor settings give by those of `usual`."""
     return replace(sampling, **{name: getattr(usual, name) for name in _OF_MODELS if is_default(name)})
 
 

@@ -1,4 +1,4 @@
-"""`tpiedge service`: a master or a worker that systemd starts, watches and restarts."""
+"""`tpiedge service` has systemd start, watch and restart a master or a worker."""
 
 import getpass
 import json
@@ -50,16 +50,13 @@ class _Manager:
             )
 
     def ask(self, *words: str) -> str:
-        """Returns what `systemctl` with these words prints. Raises UserError."""
         return _run(["systemctl", *self._scope, *words])
 
     def change(self, *words: str) -> None:
-        """Runs `systemctl` with the rights that it needs. Raises UserError."""
         _run([*self._rights, "systemctl", *self._scope, *words])
 
     def confines(self) -> bool:
-        """Whether systemd can limit where a service on this computer writes. Starts a short service with these
-        limits."""
+        """Whether systemd can limit where a service writes. Starts a short service."""
         properties = [f"--property={line}" for line in FILES]
         try:
             _run([*self._rights, "systemd-run", *self._scope, "--wait", "--quiet", *properties, "true"])
@@ -112,7 +109,9 @@ def service() -> None:
 
 
 @service.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-@click.option("--system", is_flag=True, help="Start it with the computer, by sudo; root always does.")
+@click.option(
+    "--system", is_flag=True, help="Start the service with the computer, by sudo; root always does."
+)
 @click.option("--print", "only_print", is_flag=True, help="Print the unit; change nothing.")
 @click.argument("verb", type=click.Choice(VERBS))
 @click.argument("flags", metavar="[FLAGS OF IT]...", nargs=-1, type=click.UNPROCESSED)
@@ -168,7 +167,7 @@ def install(ctx: click.Context, system: bool, only_print: bool, verb: str, flags
 @service.command()
 @json_option
 def status(as_json: bool) -> None:
-    """Show the installed services, whether they run, and what they say now."""
+    """Show the installed services, whether they run, and their last status."""
     found = {verb: _shown(manager, verb) for verb, manager in _installed().items()}
     if as_json:
         click.echo(json.dumps(found, indent=2))
@@ -205,12 +204,14 @@ def _shown(manager: _Manager, verb: str) -> dict[str, str]:
 
 @service.command()
 @click.argument("verb", type=click.Choice(VERBS), required=False)
-@click.option("-n", "--lines", type=click.IntRange(0), default=50, show_default=True, help="The last lines.")
+@click.option(
+    "-n", "--lines", type=click.IntRange(0), default=50, show_default=True, help="Number of last lines."
+)
 @click.option("-f", "--follow", is_flag=True, help="Go on until Ctrl-C.")
 @json_option
 @click.pass_context
 def logs(ctx: click.Context, verb: str | None, lines: int, follow: bool, as_json: bool) -> None:
-    """Show what a service wrote, by journalctl."""
+    """Show the log of a service, by journalctl."""
     manager, verb = _chosen(verb)
     shown = [*_journal(manager, verb), f"--lines={lines}", f"--output={'json' if as_json else 'short-iso'}"]
     try:

@@ -1,4 +1,4 @@
-"""The command line of a service. The verb itself has checked it; its paths are absolute, and it has no secrets."""
+"""The command line of a service. The verb has checked its flags, its paths are absolute, and secrets are in a file."""
 
 import os
 import sys
@@ -21,12 +21,12 @@ _OTHERWISE: Final = ("state", "cache", "config", "token", "api_keys")  # given i
 
 
 def secret_file(verb: str) -> Path:
-    """Returns a service's file for the token or the keys that flags gave."""
+    """Returns the file for a service's token or API keys, if flags gave them."""
     return user_config_path("tpiedge") / f"service-{verb}.secret"
 
 
 class CommandLine:
-    """The checked flags of a verb. Raises click's errors and UserError as the verb would."""
+    """The checked command line of a verb. Raises UserError and click's errors, as the verb would."""
 
     def __init__(self, ctx: click.Context, verb: str, flags: Sequence[str]) -> None:
         root = ctx.find_root()
@@ -58,7 +58,7 @@ class CommandLine:
         return (*self.folders, *([] if token_file is None else [token_file.absolute().parent]))
 
     def _refuse_variables(self) -> None:
-        """Raises UserError if a variable of this shell would set a flag. The service would not have the variable."""
+        """Raises UserError if a variable of this shell, which the service would lack, sets a flag."""
         options = options_of(self._command)
         names = {name for key in options if key not in COMMON for name in variables_of(self._verb, key)}
         if found := sorted({"TPIEDGE_CONFIG", *names} & {name for name in os.environ if os.environ[name]}):
@@ -90,8 +90,7 @@ class CommandLine:
         yield from arguments
 
     def _replaced(self) -> Iterator[str]:
-        """Yields flags that keep secrets out of the unit and the log. Yields a flag that makes a worker wait for its
-        master."""
+        """Yields flags that keep secrets out of the unit, or make a worker wait for its master."""
         secret = secret_file(self._verb)
         if self._verb == "worker":
             if token := self._given("token"):
@@ -116,6 +115,5 @@ class CommandLine:
 
 
 def _absolute_model(name: str) -> str:
-    """Makes the path of a model absolute; other names stay."""
     files = (Path(name), *(Path(name) / inside for inside in ("config.json", MANIFEST_NAME)))
     return os.path.abspath(name) if any(map(os.path.isfile, files)) else name

@@ -58,8 +58,8 @@ ProtectKernelTunables=yes
 
 @dataclass(frozen=True)
 class ServiceUnit:
-    """A systemd service. The system's manager runs it as the user `account`; if `account` is "", the user's own manager
-    runs it."""
+    """A systemd service. `account`: the user id that the system's manager runs it as; "": the user's own manager runs
+    it."""
 
     verb: str
     command: tuple[str, ...]
@@ -88,7 +88,7 @@ class ServiceUnit:
 
 
 def _quoted(words: Iterable[str]) -> str:
-    """Joins `words`. Quotes words as JSON where needed; systemd knows the escapes of JSON."""
+    """Joins `words`, quoted as JSON where needed. systemd knows JSON's escapes."""
     plain = re.compile(r"[\w@/:.,+=-]+")
     quoted = (word if plain.fullmatch(word) else json.dumps(word, ensure_ascii=False) for word in words)
     return " ".join(quoted).replace("%", "%%")

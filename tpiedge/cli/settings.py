@@ -1,7 +1,7 @@
-"""Settings: environment variables and a TOML file can set every flag of every verb.
+"""Environment variables and a TOML file can set every flag of every verb.
 
-A setting becomes a text in click's defaults, which the verb checks. The command line wins over variables, which win
-over the file. A verb's own setting wins over the common one. A verb's table is named like "bench.decode"."""
+A setting becomes a text in click's defaults, which the verb checks. The command line wins over variables, variables win
+over the file. A verb's own setting wins over a common one. A verb's table is named like "bench.decode"."""
 
 import difflib
 import logging
@@ -35,7 +35,7 @@ Verbs = Mapping[str, click.Command]
 
 @dataclass(frozen=True)
 class Setting:
-    """A value from outside the command line. `origin`: its environment variable, or its place in a file."""
+    """A flag's value from outside the command line. `origin`: its environment variable, or its place in a file."""
 
     value: str | list[str]
     origin: str
@@ -43,14 +43,14 @@ class Setting:
 
 @dataclass(frozen=True)
 class SettingsFile:
-    """`tables`: TOML's values by table and key. Table "" has keys before the first table."""
+    """A settings file. `tables`: values by table and key. Table "" has the keys before the first table."""
 
     path: Path
     tables: Mapping[str, Mapping[str, object]]
     text: str
 
     def place(self, table: str, key: str = "") -> str:
-        """Returns a place like '/etc/tpiedge.toml:3'."""
+        """Returns a key's line, like '/etc/tpiedge.toml:3'."""
         here, wanted = "", _bare(table, key)
         for number, line in enumerate(self.text.splitlines(), 1):
             name = line.partition("=")[0]
@@ -72,7 +72,7 @@ class _LazyCommand(click.Command):
 
 
 class ConfiguredGroup(ListingGroup):
-    """Imports a verb when it runs. Adds --config and --log-level. Tells where refused values came from."""
+    """Imports a verb when it runs. Adds --config and --log-level. Errors name the origins of refused values."""
 
     def add_lazy(self, name: str, path: str, line: str) -> None:
         """Adds the command at `path` (MODULE:COMMAND). `line`: its short help."""
@@ -168,7 +168,7 @@ def _load(ctx: click.Context, _param: click.Parameter, given: Path | None) -> No
 
 
 def named_settings(ctx: click.Context) -> Path | None:
-    """Returns the file of --config."""
+    """Returns the file of --config, or None."""
     given: Path | None = ctx.meta.get(f"{_META}.given")
     return given
 
@@ -181,7 +181,7 @@ def _start_log(_ctx: click.Context, _param: click.Parameter, level: str | None) 
 
 
 def verbs_of(root: click.Command, names: Collection[str] | None = None) -> Verbs:
-    """Returns, by table, the commands with settable options. `names`: only these verbs are imported."""
+    """Returns the commands that settings can change, keyed by table. `names`: the verbs to import; None: all."""
     children = {root.name or "": root}
     if isinstance(root, ConfiguredGroup):
         root.load(*(names or ()))
@@ -205,7 +205,7 @@ def _leaves(command: click.Command, table: str) -> Iterator[tuple[str, click.Com
 
 
 def options_of(command: click.Command) -> dict[str, click.Option]:
-    """Returns the options that settings can set, by keys like 'min-workers'."""
+    """Returns the options that settings can set, keyed by names like 'min-workers'."""
     options = (param for param in command.params if isinstance(param, click.Option) and not param.is_eager)
     return {
         next((name for name in one.opts if name.startswith("--")), one.opts[0]).lstrip("-"): one
@@ -214,7 +214,7 @@ def options_of(command: click.Command) -> dict[str, click.Option]:
 
 
 def variables_of(table: str, key: str) -> tuple[str, ...]:
-    """Returns a flag's environment variables. The first that is set counts."""
+    """Returns a flag's environment variables. The first one that is set counts."""
     own = _variable(table, key)
     return (own, _variable(key)) if key in COMMON else (own,)
 
@@ -224,7 +224,7 @@ def _variable(*words: str) -> str:
 
 
 def unused_variables(verbs: Verbs, environment: Mapping[str, str]) -> dict[str, str]:
-    """Returns variables that set nothing, each with a similar variable or ""."""
+    """Returns variables that set nothing, each with the variable that was probably meant, or ""."""
     known = [
         name for table, verb in verbs.items() for key in options_of(verb) for name in variables_of(table, key)
     ]
@@ -241,7 +241,7 @@ def unused_variables(verbs: Verbs, environment: Mapping[str, str]) -> dict[str, 
 def resolve(
     table: str, command: click.Command, environment: Mapping[str, str], file: SettingsFile | None
 ) -> dict[str, Setting]:
-    """Returns the settings of a verb by key, unchecked. Raises UserError."""
+    """Returns the unchecked settings of a verb, keyed by flag. Raises UserError."""
     found: dict[str, Setting] = {}
     for key, option in options_of(command).items():
         several = option.multiple or option.nargs != 1
@@ -269,7 +269,7 @@ def _listed(name: str, text: str) -> list[str]:
 def effective(
     root: click.Command, table: str, command: click.Command, given: Path | None
 ) -> dict[str, Setting]:
-    """Returns the checked settings of a command by key. Raises UserError."""
+    """Returns the checked settings of a command, keyed by flag. Raises UserError."""
     file = find_settings(given, os.environ)
     if file is not None:
         named = {name.partition(".")[0] for name in (table, *file.tables)}
@@ -282,7 +282,7 @@ def effective(
 
 
 def find_settings(given: Path | None, environment: Mapping[str, str]) -> SettingsFile | None:
-    """Reads the file of --config, of TPIEDGE_CONFIG, or the user's own. Raises UserError."""
+    """Reads the file `given`, or the file of TPIEDGE_CONFIG, or the user's own, if any. Raises UserError."""
     if given is not None:
         return read_settings(given)
     if named := environment.get("TPIEDGE_CONFIG"):
@@ -331,7 +331,7 @@ def _text(value: object) -> str:
 
 
 def problems(file: SettingsFile, verbs: Verbs) -> Iterator[str]:
-    """Yields a line for each unknown table or key, or wrong type."""
+    """Yields a line for each unknown table, unknown key or value of a wrong type."""
     flags_of: dict[str, Mapping[str, click.Option]] = {
         table: options_of(command) for table, command in verbs.items()
     }

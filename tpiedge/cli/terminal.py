@@ -19,8 +19,8 @@ from tpiedge.host.private_file import private_bytes, private_folder, replace_tex
 
 
 class ChatHistory(FileHistory):
-    """Messages of this chat and of earlier ones, in a file that only its owner reads. `kept`: new messages are written
-    to the file. `problem`: why they could not be written, until the user was told."""
+    """The messages of this chat and of earlier ones, in a file that only its owner reads. `kept`: whether new messages
+    are written. `problem`: why writing failed, "" once the user was told."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(str(path))
@@ -31,7 +31,7 @@ class ChatHistory(FileHistory):
             self.problem = f"no history of chats is kept: {error}"
 
     def keep(self, on: bool) -> None:
-        """Begins or ends writing. Raises UserError, DiskFull."""
+        """Starts or stops writing messages. Raises UserError, DiskFull."""
         self.kept = False
         if on:
             private_folder(self.path.parent)
@@ -91,8 +91,7 @@ class Terminal:
         )
 
     def read(self) -> str | None:
-        """Returns the next message. Returns None after Ctrl-D or two Ctrl-C; a single Ctrl-C may be meant for an
-        answer."""
+        """Returns the next message, or None after Ctrl-D or two Ctrl-C. A single Ctrl-C may be meant for an answer."""
         interrupts = 0
         if self._history.problem:
             click.echo(self._history.problem, err=True)
@@ -111,7 +110,7 @@ class Terminal:
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """Keeps text typed during an answer for the next line, without an echo."""
+        """Keeps text typed during an answer for the next message, without an echo."""
         fd = sys.stdin.fileno()
         before = termios.tcgetattr(fd)
         quiet = termios.tcgetattr(fd)

@@ -1,4 +1,4 @@
-"""Tokens for workers: `tpiedge token`, and the token of a starting master."""
+"""`tpiedge token`, and the token of a starting master."""
 
 import json
 import os
@@ -37,7 +37,7 @@ def token() -> None:
 
 @token.command()
 @click.option("--expires", default="24h", show_default=True, help="Lifetime: 30m, 24h, 7d.")
-@click.option("--uses", default="1", show_default=True, help="How many workers it lets in, or 'any'.")
+@click.option("--uses", default="1", show_default=True, help="How many workers the token lets in, or 'any'.")
 @click.option(
     "--host", metavar="HOST[:PORT]", help="The master's address for workers.  [default: this computer]"
 )
@@ -99,7 +99,7 @@ def revoke(token_id: str, state: Path | None) -> None:
 
 
 def install_lines(folder: Path, address: Address, token: str) -> list[str]:
-    """Returns lines that install tpiedge on another machine and start a worker; [] before a master's first start."""
+    """Returns lines that install tpiedge on another machine and start a worker; [] before the master's first start."""
     handed = find_installer(folder / INSTALL)
     url = f"http://{address.beside(INSTALL_OFFSET)}"
     return shell_lines(handed, url, str(address), token) if handed is not None else []
@@ -121,7 +121,7 @@ def _when(seconds: float) -> str:
 
 @contextmanager
 def offered(path: Path, folder: Path, master_key: str, address: Address) -> Iterator[None]:
-    """Keeps a token for any number of workers in `path`. Raises UserError."""
+    """Keeps a token for any number of workers in `path` during the block. Raises UserError."""
     with invitation(folder, 30 * DAY_S, None) as secret:
         partial = path.with_name(f".{path.name}.partial")
         try:
@@ -141,7 +141,7 @@ def offered(path: Path, folder: Path, master_key: str, address: Address) -> Iter
 
 @contextmanager
 def invitation(folder: Path, expires_s: float = DAY_S, uses: int | None = 1) -> Iterator[str]:
-    """Yields the secret of a new token, void after the block."""
+    """Yields the secret of a new token, which is void after the block."""
     _withdraw(folder)
     record, secret = TokenStore(folder).create(expires_s, uses)
     try:

@@ -1,4 +1,4 @@
-"""`tpiedge top` shows the running cluster. Malformed JSON raises KeyError, TypeError or ValueError."""
+"""`tpiedge top` shows the running cluster. Malformed JSON raises KeyError, TypeError, ValueError or AttributeError."""
 
 import contextlib
 import json
@@ -108,7 +108,6 @@ def _watch(state: Path | None) -> None:
 
 @contextlib.contextmanager
 def _full_screen(has_keys: bool) -> Iterator[None]:
-    """Switches to the alternate screen, where each key arrives at once."""
     before = termios.tcgetattr(sys.stdin) if has_keys else None
     click.echo("\x1b[?1049h\x1b[?25l", nl=False)
     try:
@@ -122,7 +121,8 @@ def _full_screen(has_keys: bool) -> Iterator[None]:
 
 
 def screen_lines(picture: PictureJson, problem: str, size: tuple[int, int]) -> list[str]:
-    """Returns lines for a screen of `size` (columns, lines). One line stays free. `problem`: why the picture is old."""
+    """Returns lines for a screen of `size` (columns, lines). One line stays free. `problem`: why the picture is old, or
+    ""."""
     width, height = size
     said = wrapped(problem, width - 1) if problem else []
     lines = [*said, *picture_lines(picture, date.today(), width - 1)][: max(0, height - 1)]
@@ -130,7 +130,7 @@ def screen_lines(picture: PictureJson, problem: str, size: tuple[int, int]) -> l
 
 
 def picture_lines(picture: PictureJson, today: date, columns: int | None = None) -> Iterator[str]:
-    """Yields the picture's lines, at most `columns` wide; None means without a limit."""
+    """Yields lines that show `picture`, at most `columns` wide; None: no limit."""
     called = names_of(picture["machines"])
     yield from wrapped(summary(picture), columns)
     rows = [(called[one["name"]], *machine_row(one)) for one in picture["machines"]]
@@ -146,7 +146,8 @@ def picture_lines(picture: PictureJson, today: date, columns: int | None = None)
 
 
 def names_of(machines: Iterable[PictureJson]) -> Mapping[str, str]:
-    """Returns labels, keyed by machine name: the host, or 'host (name)' if several machines share it."""
+    """Returns labels, keyed by machine name. A label is the host, or 'host (name)' if several machines share the
+    host."""
     hosts = {one["name"]: str(one.get("host") or one["name"]) for one in machines}
     shared = Counter(hosts.values())
     return {name: named(name, host) if shared[host] > 1 else sanitised(host) for name, host in hosts.items()}
@@ -230,7 +231,7 @@ def timeline_lines(timeline: PictureJson, columns: int | None) -> Iterator[str]:
 
 
 def step_line(machine: PictureJson, took_s: float, width: int) -> str:
-    """Draws `width` letters of equal time. A letter names the longest part; blank means idle."""
+    """Draws a step as `width` letters of equal time. A letter shows what took longest; blank means idle."""
     spent = [dict.fromkeys(_PARTS, 0.0) for _ in range(width)]
     for part in _PARTS:
         for start, end in machine["spans"][part]:
@@ -267,7 +268,7 @@ def event_line(event: PictureJson, today: date) -> str:
 
 
 def link_lines(picture: PictureJson, columns: int = 7) -> Iterator[str]:
-    """Yields round trips between workers, in tables of at most `columns`."""
+    """Yields round trips between workers, in tables of at most `columns` workers."""
     workers = sorted((one for one in picture["machines"] if one["links"]), key=lambda one: int(one["rank"]))
     trips = {
         (one["name"], other["name"]): format_seconds(other["round_trip_s"])

@@ -1,4 +1,4 @@
-"""`tpiedge worker`: give this machine's memory and processors to a master."""
+"""`tpiedge worker` gives this machine's memory and processors to a master."""
 
 import math
 import socket
@@ -48,7 +48,7 @@ _MEMBER = "stopped; fetched weights are kept: 'tpiedge worker' joins again, with
 
 @dataclass(frozen=True)
 class _Master:
-    """The master to join. `key`: None until confirmed. `found`: it was reached before at another address."""
+    """The master to join. `key`: None until confirmed. `found`: whether it was reached before."""
 
     address: Address
     key: str | None
@@ -78,7 +78,6 @@ class _Joining:
             say(shortfall)
 
     def master(self, connect: str | None, token: str | None, wait_s: float) -> _Master:
-        """Returns the named master, or finds one. Raises UserError, PeerError."""
         if token is not None:
             parsed = parse_token(token)
             address = parsed.address if connect is None else parse_address(connect, CONTROL_PORT)
@@ -183,7 +182,7 @@ class _Joining:
     "The master's HOST or HOST:PORT. Without --connect and --token: the master joined last, or one that announces "
     f"itself.  [default port: {CONTROL_PORT}]",
 )
-@option("--token", "The token that the master printed. Without one, a code is shown to approve there.")
+@option("--token", "Token that the master printed. Without it, a code to approve at the master is shown.")
 @option("--token-file", "File with the token; --wait waits for it.", Location(dir_okay=False))
 @options.own_memory_option
 @options.keeping_options
