@@ -1,5 +1,5 @@
 """Decides which weights are in memory, and reads them ahead of use.
 
 `sweep` lists pieces of weights and pins some. `residency` (pure) decides which pieces are read and dropped. `scheduler`
-makes `loader` and the threads of `reader` carry this out in the `arena`. `weights` gives the engine its weights.
+carries that out with `loader`, the threads of `reader` and the `arena`. `weights` gives the engine its weights.
 """

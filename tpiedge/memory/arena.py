@@ -1,4 +1,4 @@
-"""A mapping of memory, for weights of a node or for its KV cache. Tensors are views of it and keep it alive."""
+"""Maps memory for a node's weights or KV cache. Tensors that view the mapping keep it alive."""
 
 import contextlib
 import mmap
@@ -19,8 +19,7 @@ DTYPES = {Precision.F32: torch.float32, Precision.BF16: torch.bfloat16}
 
 
 class Arena:
-    """`nbytes` of page-aligned, anonymous memory. Extents (`offset`, `length`) are multiples of ALIGN. Raises
-    OutOfMemory with `purpose` and `remedy`."""
+    """`nbytes` bytes of page-aligned, anonymous memory. Raises OutOfMemory with `purpose` and `remedy`."""
 
     def __init__(
         self,
@@ -31,8 +30,8 @@ class Arena:
         committed: bool = False,
         filled: bool = False,
     ) -> None:
-        """`committed`: the system refuses sizes beyond its memory. `filled`: the caller will use all of the memory, so
-        it lies in huge pages."""
+        """`committed` makes the system refuse sizes beyond its memory. `filled` memory lies in huge pages, because the
+        caller uses all of it."""
         self.nbytes = whole_pages(nbytes)
         # Without MAP_NORESERVE the kernel refuses address space beyond its memory, though little of it is ever used.
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | (0 if committed else _NORESERVE)
@@ -56,7 +55,7 @@ class Arena:
         return torch.from_numpy(np.frombuffer(self._map, np.uint8, length, offset))
 
     def discard(self, offset: int, length: int) -> None:
-        """Gives the extent's memory back to the system. Its bytes become zeros."""
+        """Gives an extent of whole pages back to the system. The bytes become zeros."""
         if length:
             self._map.madvise(mmap.MADV_DONTNEED, offset, length)
 

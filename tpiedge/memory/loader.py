@@ -1,4 +1,4 @@
-"""Reads the pack's files: puts pieces of weights into their places, and gets rows of the embedding."""
+"""Reads pieces of weights, and rows of the embedding, from a pack's files."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ from tpiedge.tracing.tracer import LOAD, Tracer
 
 
 class PieceLoader:
-    """Owns two arenas: the ring, and one with a place for every piece. Raises OutOfMemory, UserError,
+    """Reads pieces into two arenas: the ring, and one with a place for every piece. Raises OutOfMemory, UserError,
     IntegrityError."""
 
     def __init__(
@@ -61,7 +61,7 @@ class PieceLoader:
         self._tracer = tracer
 
     def read(self, order: Read, done: Callable[[Exception | None], None]) -> None:
-        """Begins a read. A thread calls `done` at its end, with an error or None."""
+        """Starts reading a piece. At the end, a thread calls `done` with an error or None."""
         piece = self._sweep.pieces[order.piece]
         if order.piece not in self._groups:  # worked out once: a piece is read again in every sweep
             matrix = self._pack.layout(piece.key).matrix(piece.matrix)
@@ -74,14 +74,14 @@ class PieceLoader:
             job.add_done_callback(finished)
 
     def drop(self, piece: int | None) -> None:
-        """Gives back the memory of a piece (None: of the ring)."""
+        """Gives back the memory of a piece, or of the ring if `piece` is None."""
         if piece is None:
             self._ring.discard(0, self._ring.nbytes)
         else:
             self._own.discard(self._offsets[piece], self._sweep.pieces[piece].nbytes)
 
     def matrix(self, piece: int, offset: int | None) -> Weight:
-        """Returns a view of a piece. `offset`: its place in the ring (None: its own place)."""
+        """Returns a view of a piece at `offset` of the ring (None: in the piece's own place)."""
         held = self._sweep.pieces[piece]
         arena, at = self._place(piece, offset)
         stored = arena.bytes(at, held.nbytes)
@@ -132,8 +132,8 @@ def _last_of(count: int, done: Callable[[Exception | None], None]) -> "Callable[
 
 
 class EmbeddingTable:
-    """Rows of the pack's embedding on disk, for one thread. Checks a unit at its first use. `bytes_read` counts the
-    whole panel of a quantised row."""
+    """Reads rows of the pack's embedding from disk, for one thread. Checks each unit at its first use. `bytes_read`
+    counts whole panels of quantised rows."""
 
     def __init__(self, pack: Pack) -> None:
         self.bytes_read = 0
@@ -144,7 +144,7 @@ class EmbeddingTable:
         self._file.advise("RANDOM")
 
     def rows(self, ids: Sequence[int]) -> torch.Tensor:
-        """Returns [T, H] in f32. Raises UserError, ReadFault, IntegrityError."""
+        """Returns the rows of `ids` as f32 [T, H]. Raises UserError, ReadFault, IntegrityError."""
         matrix = self._matrix
         places = [matrix.row_place(row) for row in ids]
         units = sorted({row // matrix.rows_per_unit for row in ids} - self._checked)

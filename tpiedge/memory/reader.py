@@ -1,5 +1,5 @@
-"""Reads pieces from disk straight into the arena, and checks them, in several threads. O_DIRECT leaves the page cache
-alone and saves CPU time. Without it, cached pages are dropped at once."""
+"""Reads pieces from disk into the arena, and checks them, in several threads. O_DIRECT bypasses the page cache and
+saves CPU time. Without O_DIRECT, pages are dropped from the cache at once."""
 
 import functools
 import threading
@@ -15,11 +15,11 @@ from tpiedge.pack.layout import ALIGN, HashedRange
 
 _READ_BYTES = 8 << 20
 Timed = Callable[[float, float, int], None]
-"""Takes begin, end and bytes of a read."""
+"""Takes a read's start and end, by `time.perf_counter`, and its bytes."""
 
 
 class DirectFile(OpenFile):
-    """A pack's file. Any thread may read aligned parts. `is_direct`: reads go past the page cache."""
+    """A pack's file. Any thread may read aligned parts. `is_direct` means that reads bypass the page cache."""
 
     _CANNOT_OPEN = "cannot open {path}: {cause}; is the pack complete?"
     _ENDS_BEFORE = "the file ends before: delete the pack and pack again"
@@ -44,7 +44,7 @@ class DirectFile(OpenFile):
 
 
 def grouped(ranges: Iterable[HashedRange]) -> Iterator[Sequence[HashedRange]]:
-    """Yields the adjacent `ranges` of a blob in groups of some megabytes."""
+    """Yields a blob's adjacent `ranges` in groups of about 8 MiB."""
     group: list[HashedRange] = []
     size = 0
     for item in ranges:
@@ -65,7 +65,7 @@ def _check(path: Path, ranges: Sequence[HashedRange], hashes: HashTable, data: m
 
 
 class DirectReader(Closable):
-    """Reads in `threads` threads until `close`."""
+    """Reads files in `threads` threads until `close`."""
 
     def __init__(self, threads: int = 4) -> None:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="tpiedge-read")
@@ -80,8 +80,8 @@ class DirectReader(Closable):
         check: Callable[[memoryview], None] = lambda _: None,
         timed: Timed | None = None,
     ) -> "Future[int]":
-        """Fills `into`, then calls `check` and `timed`. Offset, length and address must be multiples of ALIGN. The
-        future may raise ReadFault."""
+        """Starts a read that fills `into`, then calls `check` and `timed`. Offset, length and address must be multiples
+        of ALIGN. The future may raise ReadFault."""
         if offset % ALIGN or len(into) % ALIGN:  # the system's EINVAL would read as a refusal of O_DIRECT
             raise InternalError(f"read of {len(into)} bytes at {offset} of {file.path} is not aligned")
 
@@ -105,7 +105,7 @@ class DirectReader(Closable):
         into: memoryview,
         timed: Timed | None = None,
     ) -> "Iterator[Future[int]]":
-        """Fills `into`. Yields each group's future, which may raise IntegrityError."""
+        """Starts reads that fill `into`. Yields each group's future, which may raise IntegrityError."""
         filled = 0
         for ranges in groups:
             offset, end = ranges[0].offset, ranges[-1].offset + ranges[-1].length
@@ -115,5 +115,5 @@ class DirectReader(Closable):
             filled += len(part)
 
     def close(self) -> None:
-        """Waits for running jobs. Drops the jobs that have not begun."""
+        """Waits for running reads. Cancels waiting reads."""
         self._pool.shutdown(wait=True, cancel_futures=True)

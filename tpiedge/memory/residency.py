@@ -24,7 +24,7 @@ _NO_USE = -1
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Read `piece` to `offset` of the ring (None: to its own place). Then call `loaded(ticket)`."""
+    """Instruction to read `piece` to `offset` of the ring (None: to the piece's place); then call `loaded(ticket)`."""
 
     ticket: int
     piece: int
@@ -33,7 +33,7 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Give back the pages of `piece` (None: of the ring)."""
+    """Instruction to give back the pages of `piece` (None: of the ring)."""
 
     piece: int | None
 
@@ -43,7 +43,7 @@ Instruction = Read | Drop
 
 @dataclass(slots=True)
 class _Entry:
-    """A stretch of the ring. `use` numbers the uses of pieces over all sweeps (_NO_USE: the stretch has no use)."""
+    """A stretch of the ring. `use` numbers the uses of pieces over all sweeps."""
 
     use: int
     offset: int
@@ -56,7 +56,7 @@ class _Entry:
 
 
 def smallest_ring(blocks: Sequence[Sequence[int]], pinned: Set[int]) -> int:
-    """Returns the fewest bytes with which every block can become ready."""
+    """Returns the fewest bytes of a ring with which every block can become ready."""
     rings = (
         sum(sizes) + (max(sizes) if len(sizes) > 1 else 0) for sizes in streamed(blocks, pinned) if sizes
     )
@@ -69,13 +69,13 @@ def streamed(blocks: Sequence[Sequence[int]], pinned: Set[int]) -> list[list[int
 
 
 class Residency:
-    """Events return instructions, which the caller obeys in order. `enter` and `leave` alternate. Pieces are numbered
-    through all blocks."""
+    """Each event returns instructions, which the caller obeys in order. `enter` and `leave` alternate. Pieces are
+    numbered through all blocks."""
 
     def __init__(
         self, blocks: Sequence[Sequence[int]], ring_bytes: int, pinned: Set[int], reading_bytes: int
     ) -> None:
-        """`blocks`: the bytes of each block's pieces. `reading_bytes` limits the bytes that are being read. Raises
+        """`blocks` has the bytes of each block's pieces. `reading_bytes` limits the bytes being read. Raises
         InternalError if the ring is too small."""
         self._blocks = tuple(map(tuple, blocks))
         self._sizes = tuple(chain.from_iterable(blocks))
@@ -115,7 +115,7 @@ class Residency:
         return self._settle()
 
     def loaded(self, ticket: int) -> list[Instruction]:
-        """Notes that the read is complete and checked."""
+        """Notes that the read `ticket` is complete and checked."""
         read = self._reads.pop(ticket)
         if isinstance(read, _Entry):
             read.here = True
@@ -140,7 +140,7 @@ class Residency:
         return self._settle()
 
     def places(self, block: int) -> "list[int | None] | None":
-        """Returns the ring offsets of the block's pieces (None: a pinned piece), or None unless the block is ready."""
+        """Returns the ring offset of each piece of the block (None: pinned), or None unless the block is ready."""
         found: list[int | None] = []
         for use, piece in enumerate(range(self._first[block], self._first[block + 1]), self._front):
             entry = self._streamed.get(use)

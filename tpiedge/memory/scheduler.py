@@ -1,5 +1,4 @@
-"""Drives a Residency (TPI-LLM, section 3.3) under one lock. The engine thread enters and leaves blocks. Reading threads
-report arrivals."""
+"""Drives a Residency under one lock. The engine thread enters and leaves blocks. Reading threads report arrivals."""
 
 import functools
 import threading
@@ -28,8 +27,7 @@ class Counts:
 
 
 class Scheduler:
-    """The engine thread calls `enter` and `leave`. After a failed read, `enter` always raises. `tracer` records
-    waits."""
+    """Carries out a Residency's instructions. After a failed read, `enter` always raises. `tracer` records waits."""
 
     def __init__(
         self,
@@ -39,7 +37,7 @@ class Scheduler:
         *,
         stall_s: float = 60.0,
     ) -> None:
-        """`stall_s`: the longest wait while the disk brings no bytes."""
+        """`stall_s` limits a wait while the disk brings no bytes."""
         self.counts = Counts()
         self.loader = loader
         self.tracer: EventSink | None = None
@@ -52,7 +50,8 @@ class Scheduler:
         self._busy_since = 0.0  # 0: no read is under way
 
     def enter(self, block: int) -> Sequence[int | None]:
-        """Waits for the block, and keeps it until `leave`. Returns `Residency.places`."""
+        """Waits until the block is ready, and keeps it until `leave`. Returns `Residency.places`. Raises a read's
+        error, or ResourceError after `stall_s`."""
         with self._changed:
             self._carry_out(self._residency.enter(block))
             try:
@@ -85,7 +84,7 @@ class Scheduler:
             self._carry_out(self._residency.repin(pinned))
 
     def preload(self, progress: Callable[[], None]) -> None:
-        """Waits until nothing more can be read ahead. Raises as `enter` does."""
+        """Waits until nothing more can be read ahead, and calls `progress` meanwhile. Raises as `enter` does."""
         with self._changed:
             self._carry_out(self._residency.start())
             self._await(lambda: self._residency.idle, progress)
@@ -97,7 +96,6 @@ class Scheduler:
             self._changed.notify_all()
 
     def _await(self, reached: Callable[[], bool], meanwhile: Callable[[], None] = lambda: None) -> None:
-        """Waits until `reached()` is true. Raises a read's failure, or ResourceError after `stall_s` without bytes."""
         seen, since = -1, 0.0
         while True:
             meanwhile()

@@ -1,7 +1,7 @@
 """Lists the pieces that a node reads in a sweep, in the order of use, and chooses the pinned ones. Pure.
 
-Pins are spread evenly over the sweep (TPI-LLM, equations 9 and 10). Memory that the KV cache leaves free holds more
-pinned pieces. Their order is fixed, so a growing cache only unpins pieces.
+Pins are spread evenly over the sweep (TPI-LLM, equations 9 and 10). Free memory of the KV cache holds further pins.
+These are taken in a fixed order, so a growing cache only unpins pieces.
 """
 
 from bisect import bisect_right
@@ -27,7 +27,7 @@ _TILE_BYTES = 16 << 20
 
 @dataclass(frozen=True)
 class Block:
-    """A unit of loading, computing and reducing. For a tile of the head, `layer` is the tile's number."""
+    """The attention or FFN of a layer, or the tile number `layer` of the LM head."""
 
     layer: int
     kind: BlockKind
@@ -35,7 +35,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Piece:
-    """Some units of one matrix, read and placed as one. `nbytes` includes padding."""
+    """Adjacent units of one matrix, read and placed together. `nbytes` includes padding."""
 
     key: BlobKey
     matrix: str
@@ -45,13 +45,13 @@ class Piece:
 
 @dataclass(frozen=True)
 class Sweep:
-    """The blocks in the order of use. A piece's number is its place in `pieces`."""
+    """The blocks in the order of use. A piece's number is its index in `pieces`."""
 
     blocks: Mapping[Block, tuple[Piece, ...]]
 
     @staticmethod
     def of(pack: Pack, share: NodeShare, rank0: bool) -> "Sweep":
-        """Lists a node's blocks. Raises UserError for a share beyond the model."""
+        """Returns a node's sweep. Raises UserError for a share beyond the model."""
         layers = chain.from_iterable(_layer_blocks(pack, layer, share) for layer in range(pack.num_layers))
         head = _head_blocks(pack) if rank0 else ()
         return Sweep(dict(chain(layers, head)))
@@ -122,7 +122,7 @@ class Placement:
 
 
 class SparePins:
-    """Pins further pieces in spare bytes. If all fit, there is no ring."""
+    """Adds pins to `placement` for spare bytes. If all pieces fit, there is no ring."""
 
     def __init__(self, sizes: Sequence[int], placement: Placement) -> None:
         self._order = in_turn([piece for piece in range(len(sizes)) if piece not in placement.pinned])
@@ -138,7 +138,7 @@ class SparePins:
 
 
 def in_turn(pieces: Sequence[int]) -> list[int]:
-    """Orders pieces by the reversed bits of their places, so that the first ones are spread evenly."""
+    """Orders pieces by the reversed bits of their indices, so that the first ones are spread evenly."""
     bits = max(1, (len(pieces) - 1).bit_length())
     places = sorted(range(len(pieces)), key=lambda place: int(f"{place:0{bits}b}"[::-1], 2))
     return [pieces[place] for place in places]
@@ -147,7 +147,8 @@ def in_turn(pieces: Sequence[int]) -> list[int]:
 def place(
     blocks: Sequence[Sequence[int]], nbytes: int, mode: Pin = "auto", window_bytes: int | None = None
 ) -> Placement | int:
-    """Divides `nbytes` into a ring and pinned pieces. If they are too few, returns the fewest bytes that suffice."""
+    """Divides `nbytes` into a ring and pinned pieces, or returns the fewest bytes that suffice. `blocks` has the bytes
+    of each block's pieces."""
     sizes = list(chain.from_iterable(blocks))
     everything = Placement(0, frozenset(range(len(sizes))))
     if mode == "all" or (mode == "auto" and sum(sizes) <= nbytes):
@@ -167,7 +168,7 @@ def place(
 
 
 def spread(sizes: Sequence[int], nbytes: int, total: int) -> frozenset[int]:
-    """Chooses pins. They take at most `nbytes` / `total` of every prefix of the sweep."""
+    """Chooses pins, which take at most the fraction `nbytes` / `total` of every prefix of the sweep."""
     pinned, passed, held = [], 0, 0
     for number, size in enumerate(sizes):
         passed += size
@@ -180,7 +181,7 @@ def spread(sizes: Sequence[int], nbytes: int, total: int) -> frozenset[int]:
 def ring_bytes(
     blocks: Sequence[Sequence[int]], pinned: frozenset[int], window_bytes: int | None, nbytes: int
 ) -> int:
-    """Returns the ring's size. Without `window_bytes`, it holds a block ahead if `nbytes` allows."""
+    """Returns the ring's size. Without `window_bytes`, the ring holds an extra block if `nbytes` allows."""
     smallest = smallest_ring(blocks, pinned)
     if window_bytes is not None:
         return max(window_bytes, smallest)
@@ -188,7 +189,7 @@ def ring_bytes(
 
 
 def placed(memory: WeightMemory, sweep: Sweep) -> Placement:
-    """Divides the memory into a ring and pinned pieces. Raises OutOfMemory if it is too small."""
+    """Divides `memory` into a ring and pinned pieces. Raises OutOfMemory if the memory is too small."""
     room = memory.nbytes or sweep.nbytes
     found = place(sweep.sizes, room, memory.pin, memory.ring_bytes or None)
     if isinstance(found, int):
@@ -200,5 +201,5 @@ def placed(memory: WeightMemory, sweep: Sweep) -> Placement:
 
 
 def elastic_bytes(memory: WeightMemory, kv_bytes: int) -> int:
-    """Returns how many bytes of an empty KV cache weights may use."""
+    """Returns how many bytes of an empty KV cache may hold weights."""
     return kv_bytes if memory.pin == "auto" else 0

@@ -1,4 +1,4 @@
-"""The weights that a node computes with. A block is in memory within `with resident(block)`."""
+"""Holds the weights that a node computes with."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -31,8 +31,9 @@ class BlockWeights:
 
 
 class NodeWeights:
-    """Rank 0 also has the embedding and the LM head. Without a `placement` everything is pinned. `progress` gets (bytes
-    read, bytes in all). Raises OutOfMemory, ReadFault, IntegrityError, UserError. Matrices keep the memory alive."""
+    """A node's weights; rank 0 also has the embedding and the LM head. Without `placement` everything is pinned.
+    `progress` gets (bytes read, bytes in all). Matrices keep their memory alive. Raises OutOfMemory, ReadFault,
+    IntegrityError, UserError."""
 
     def __init__(
         self,
@@ -45,7 +46,7 @@ class NodeWeights:
         direct: bool = True,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
-        """`kv_bytes`: the size of a full KV cache. `placement` does not include it."""
+        """`kv_bytes` is memory that the empty KV cache lends to weights, beside the memory of `placement`."""
         self.sweep = Sweep.of(pack, share, rank0)
         everything = Placement(0, frozenset(range(len(self.sweep.pieces))))
         self.placement = everything if placement is None else placement(self.sweep)
@@ -91,11 +92,11 @@ class NodeWeights:
         return self._scheduler.counts if self._scheduler else Counts()
 
     def kept(self) -> Mapping[Block, BlockWeights] | None:
-        """Returns all blocks, if they stay in memory until `close`."""
+        """Returns all blocks if they stay in memory until `close`, else None."""
         return self._kept or None
 
     def make_room(self, kv_bytes: int) -> None:
-        """Gives the KV cache `kv_bytes` of memory, from this sweep on."""
+        """Leaves `kv_bytes` of the lent memory to the KV cache, from this sweep on."""
         if self._scheduler is None or self._kept:
             return
         now = self._spare.placement(self._kv_bytes - kv_bytes)
@@ -104,13 +105,13 @@ class NodeWeights:
             self._scheduler.repin(now.pinned)
 
     def embedding_rows(self, ids: Sequence[int]) -> torch.Tensor:
-        """Returns [T, H] in f32. Only rank 0 may call it."""
+        """Returns the embeddings of `ids` as f32 [T, H]. Only rank 0 may call it."""
         if self._embedding is None:
             raise InternalError("embedding rows were asked of a node that is not rank 0, or closed")
         return self._embedding.rows(ids)
 
     def head_tiles(self) -> Iterator[tuple[int, Weight]]:
-        """Yields (first vocabulary row, rows [R, H]) of each tile, valid until the next tile. Rank 0 only."""
+        """Yields (first vocabulary row, rows [R, H]) of each head tile, valid until the next tile. Rank 0 only."""
         key, name = self._pack.head_matrix
         matrix = self._pack.layout(key).matrix(name)
         for tile in self.sweep.head_tiles:
@@ -126,7 +127,7 @@ class NodeWeights:
         self.record(tracer)
 
     def record(self, sink: EventSink | None) -> None:
-        """Records waits, but no reads, in `sink` from now on, or nothing if it is None."""
+        """Records waits, but no reads, in `sink` from now on; None ends the recording."""
         if self._scheduler is not None:
             self._scheduler.tracer = sink
 
@@ -160,7 +161,7 @@ class NodeWeights:
             self._embedding = EmbeddingTable(self._pack)
 
     def resident(self, block: Block) -> AbstractContextManager[BlockWeights]:
-        """Lends a block's matrices, which must not be changed."""
+        """Keeps a block in memory within the context. The caller must not change the weights."""
         found = self._kept.get(block)  # none once they are closed
         if found is not None:
             return nullcontext(found)

@@ -113,7 +113,7 @@ class CallArguments:
 
 @dataclass(frozen=True, slots=True)
 class CallEnded:
-    """`arguments`: the joined parts of the call's arguments. `broken`: the raw text of an unfinished call."""
+    """The end of a call. `arguments` joins the parts. `broken` is the raw text of an unfinished call."""
 
     index: int
     broken: str = ""

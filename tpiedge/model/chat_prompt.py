@@ -1,4 +1,4 @@
-"""Renders a conversation as transformers does. If the template refuses the messages or drops a system message, renders
+"""Renders a conversation as transformers does. If the template refuses the messages or drops a system message, tries
 other forms of the messages (`_forms`)."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,8 +31,8 @@ def chat_prompt(
     variables: Mapping[str, Any] | None = None,
     begun: bool = False,
 ) -> str:
-    """Renders a prompt. `begun`: the last message begins the answer and ends the prompt. Raises like
-    ChatTemplate.render."""
+    """Renders a prompt. With `begun`, the last message begins the answer and ends the prompt. Raises like
+    `template.render`."""
     render = partial(template.render, tools=tools, variables=variables)
     calls = any(message.get("tool_calls") for message in messages)
     habits = template.habits(tools) if calls else CALLS_AS_OBJECTS
@@ -136,7 +136,6 @@ def _with_joined_turns(messages: Sequence[TemplateMessage]) -> list[TemplateMess
 
 
 def _with_words_in_results(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
-    """Appends a user's message to the tool result before it."""
     found: list[TemplateMessage] = []
     for message in messages:
         # Some templates want an assistant's turn in between.
@@ -148,7 +147,6 @@ def _with_words_in_results(messages: Sequence[TemplateMessage]) -> list[Template
 
 
 def _with_single_calls(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
-    """Gives each call its own message, followed by the call's result."""
     # For templates like Llama 3's.
     found: list[TemplateMessage] = []
     results: list[TemplateMessage] = []
@@ -173,7 +171,6 @@ def _one_by_one(message: TemplateMessage, results: Sequence[TemplateMessage]) ->
 
 
 def _with_system_in_a_turn(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
-    """Moves the system message into the first user's turn."""
     # For templates without a system role.
     if len(messages) < 2 or (messages[0]["role"], messages[1]["role"]) != ("system", "user"):
         return [*messages]

@@ -1,14 +1,9 @@
 """Locates the tensors of a Hugging Face checkpoint in its safetensors files. Pickle files and `auto_map`, which can run
-code, are never read.
-
-A file has its header's length (u64), a JSON header (name -> dtype, shape, data_offsets) and tensors. It is refused
-unless:
+code, are never read. A file is refused unless:
 
 1. the header lies in the file, within MAX_HEADER_BYTES and MAX_TENSORS, and no name occurs twice;
 2. a tensor's byte count is its shape times its dtype's size;
 3. the tensors cover the rest of the file exactly.
-
-The safetensors library checks less, and does not return offsets.
 """
 
 import hashlib
@@ -49,7 +44,7 @@ _DTYPE_BYTES = {
 
 
 def read_header(file: BinaryIO, path: Path, where: str) -> tuple[dict[str, SourceTensor], str]:
-    """Checks a header. Returns (tensors, header's sha256). Raises UserError."""
+    """Checks a header. Returns (tensors, header's sha256)."""
     size = os.fstat(file.fileno()).st_size
     raw = _header_bytes(file, size, where)
     if raw.count(b",") > 8 * MAX_TENSORS:  # before parsing, which takes memory by the number of values
@@ -147,7 +142,7 @@ class Checkpoint:
 
     @staticmethod
     def open(folder: Path) -> "Checkpoint":
-        """Reads the config and all headers. Raises UserError."""
+        """Reads the config and all headers."""
         config = ModelConfig.open(folder)
         digest = hashlib.sha256(b"tpiedge checkpoint 1\n")
         for name in ("config.json", "generation_config.json"):
@@ -186,7 +181,8 @@ class Checkpoint:
         return folder_label(self.folder)
 
     def storage(self, precision: Precision | None) -> Storage:
-        """Returns a pack's storage. The default is `quantisation.precision`, else bf16 if all weights are, else f32."""
+        """Returns a pack's storage. The default precision is `quantisation.precision`, else bf16 if all tensors are,
+        else f32."""
         usual = Precision.BF16 if {one.dtype for one in self.tensors.values()} == {"BF16"} else Precision.F32
         usual = self.quantisation.precision if self.quantisation else usual
         return Storage.of(precision or usual, tied=self.config.tie_word_embeddings)
@@ -230,7 +226,7 @@ def _same_numbers(one: StoredTensor, other: StoredTensor) -> bool:
 
 
 def weight_map(folder: Path) -> Mapping[str, str]:
-    """Reads the index: tensor -> file name. Beside model.safetensors, the result is empty. Raises UserError."""
+    """Returns tensor -> file name from the index, or {} beside model.safetensors."""
     if has_file(folder, SINGLE):
         return {}
     if not has_file(folder, INDEX):

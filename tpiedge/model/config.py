@@ -1,6 +1,6 @@
-"""A model's numbers and pooling, from a Hugging Face `config.json` or a pack's manifest.
+"""Reads a model's numbers and pooling from a Hugging Face folder or a pack's manifest.
 
-The files are untrusted. Numbers are bounded before an allocation. A refusal names file and field in one line.
+The files are untrusted. A refusal names file and field in one line.
 """
 
 from collections.abc import Mapping
@@ -60,7 +60,7 @@ _FAMILIES: Mapping[str, _FamilyTraits] = {
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """A model's numbers. In layer i, position p sees q with p - windows[i] < q <= p; None means full attention."""
+    """A model's numbers. In layer i, position p attends to q with p - windows[i] < q <= p (None: to all q <= p)."""
 
     model_type: str
     hidden_size: Annotated[int, Meta(ge=1, le=_MAX_WIDTH)]
@@ -86,7 +86,7 @@ class ModelConfig:
 
     @property
     def context_tokens(self) -> int:
-        """The usable positions, which RoPE scaling extends."""
+        """The number of usable positions. RoPE scaling extends it."""
         rope, limit = self.rope, self.max_position_embeddings
         match rope.kind:
             case "linear":
@@ -107,7 +107,7 @@ class ModelConfig:
 
     @staticmethod
     def open(folder: Path) -> "ModelConfig":
-        """Reads `config.json`, and reads BOS and EOS in `generation_config.json`. Raises UserError."""
+        """Reads `config.json`. BOS and EOS in `generation_config.json` take precedence."""
         config = read_json(folder, "config.json", MAX_CONFIG_BYTES)
         parsed = ModelConfig.from_huggingface(config, str(folder / "config.json"))
         if not has_file(folder, "generation_config.json"):
@@ -121,7 +121,7 @@ class ModelConfig:
 
     @staticmethod
     def from_huggingface(values: Mapping[str, object], where: str = "config.json") -> "ModelConfig":
-        """Reads the object in `config.json`; `where` names the file in messages. Raises UserError."""
+        """Reads the object in `config.json`; `where` names the file in messages."""
         config = ConfigFields(where, values)
         family = _FAMILIES[config.choice("model_type", _FAMILIES)]
         _refuse_unsupported(config)
@@ -169,7 +169,6 @@ class ModelConfig:
 
     @staticmethod
     def from_json(values: Mapping[str, object]) -> "ModelConfig":
-        """Reads the object that `to_json` returned. Raises UserError."""
         config = ConfigFields("the pack's model config", values)
         try:
             found = msgspec.convert(values, ModelConfig)
@@ -279,7 +278,7 @@ _MODES: Mapping[str, str] = {"mean_tokens": "mean", "mean": "mean", "lasttoken":
 
 
 def usual_pooling(folder: Path | None) -> str:
-    """Returns the kind of pooling, like "mean". Raises UserError."""
+    """Returns the model's kind of pooling, by default "mean"."""
     where = f"{POOLING_FOLDER}/{POOLING_FILE}"
     if folder is None or not has_file(folder, where):
         return _USUAL

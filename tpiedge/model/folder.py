@@ -1,6 +1,6 @@
 """Reads an untrusted model's folder: regular files of bounded size, and typed, bounded fields of JSON.
 
-A name in a model's files must be a plain file name. Links must lead to files in the folder. In huggingface_hub's cache
+A file's name must not contain a path. Links must lead to files in the folder. In huggingface_hub's cache
 (`models--*/snapshots/<revision>`), links may also lead to that model's `blobs`.
 """
 
@@ -42,8 +42,8 @@ def list_files(folder: Path, inner: str, suffix: str) -> list[str]:
 
 
 def open_file(folder: Path, name: str, inner: str = "") -> BinaryIO:
-    """Opens a regular file without blocking. `inner` must be trusted. The result's `name` is its real path. Raises
-    UserError."""
+    """Opens a regular file in `folder` / `inner` without blocking. `inner` must be trusted. The result's `name` is its
+    real path."""
     if not _is_plain(name):
         raise UserError(
             f"{folder}: {quote(name)} is not a plain file name; get the model from a source you trust"
@@ -68,7 +68,7 @@ def open_file(folder: Path, name: str, inner: str = "") -> BinaryIO:
 
 
 def read_bytes(folder: Path, name: str, limit: int, inner: str = "") -> bytes:
-    """Reads the whole file, at most `limit` bytes. Raises UserError."""
+    """Reads a whole file. Raises UserError, also for more than `limit` bytes."""
     path = folder / inner / name
     with open_file(folder, name, inner) as file:
         size = os.fstat(file.fileno()).st_size
@@ -94,7 +94,7 @@ def read_json(folder: Path, name: str, limit: int) -> Mapping[str, object]:
 
 
 def parse_json(data: bytes, where: str, *, unique_keys: bool = False) -> Mapping[str, object]:
-    """Parses one JSON object. `where` begins error messages. `unique_keys` refuses repeated keys. Raises UserError."""
+    """Parses one JSON object. `where` begins error messages. `unique_keys` refuses repeated keys."""
 
     def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
         values = dict(pairs)
@@ -140,8 +140,8 @@ def _reason(error: BaseException) -> str:
 
 @dataclass(frozen=True)
 class ConfigFields:
-    """Typed fields of `values`; `where` names the file. Missing or null fields take the default. Methods raise
-    UserError."""
+    """Typed fields of `values`; `where` names the file in errors. Missing or null fields have the default. Methods
+    raise UserError."""
 
     where: str
     values: Mapping[str, object]

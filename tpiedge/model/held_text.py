@@ -21,7 +21,7 @@ class TextEnded(Mismatch):
 
 
 class HeldText:
-    """Holds unconsumed text. The places where the text was cut do not matter."""
+    """Holds text that is not consumed yet. The places where it was cut do not matter."""
 
     def __init__(self) -> None:
         self.text = ""

@@ -1,7 +1,7 @@
-"""Pulls a model from the hub. The client, huggingface_hub, is imported only here, when a pull begins.
+"""Pulls a model from the hub. The client, huggingface_hub, is imported when a pull begins.
 
-The client lists a repository and makes all requests, with its own settings (`HF_ENDPOINT`, `HF_TOKEN`, ...). This
-module writes the files itself: the client deletes bytes of failed calls and checks no hash. Listings are untrusted.
+The client makes all requests, with its own settings (`HF_ENDPOINT`, `HF_TOKEN`, ...). This module writes the files,
+because the client deletes bytes of failed calls and checks no hash. Listings are untrusted.
 
 Laws: 1. A file appears under its name only with the right size and hash. 2. Bytes that arrived stay in
 `NAME.incomplete`; the next transfer asks only for missing bytes.
@@ -57,7 +57,7 @@ class _RemoteFile:
 
 @dataclass(frozen=True)
 class PullReport:
-    """`folder` is named by the commit. `fetched`: bytes that this pull fetched. `left_out`: files that read images."""
+    """`folder` is named by the commit. `fetched` counts bytes. `left_out` has files for images, not fetched."""
 
     folder: Path
     fetched: int
@@ -70,7 +70,7 @@ def pull(
     progress: ProgressCallback,
     agree: Callable[[int], object] = lambda _: None,
 ) -> PullReport:
-    """Fetches missing files; `progress` gets (bytes fetched, bytes to fetch). Before the first file, `agree` gets the
+    """Fetches missing files. `progress` gets (bytes fetched, bytes to fetch). Before the first file, `agree` gets the
     bytes to fetch and may raise. Raises UserError, DiskFull, HubError."""
     found = cache.snapshot(name)
     if found is not None and found.name == name.revision:  # a commit never changes
@@ -237,7 +237,7 @@ class _Pull:
             hub.close_session()
 
     def _complete(self, file: _RemoteFile, partial: Path) -> None:
-        """Fetches the file in several attempts. Raises UserError, HubError, OSError."""
+        """Fetches the file in several attempts."""
         failed = 0
         while True:
             have = _size(partial)
@@ -354,7 +354,7 @@ def _reason(error: Exception) -> str:
 def _listing(
     repo: str, commit: str | None, siblings: Iterable[object]
 ) -> tuple[str, Mapping[str, _RemoteFile]]:
-    """Reads the hub's list of files. Returns (commit, files by name). Raises UserError."""
+    """Reads the hub's list of files. Returns (commit, files by name)."""
     described = {str(getattr(item, "rfilename", "")): item for item in siblings}
     if len(described) > _MAX_FILES:
         raise UserError(

@@ -1,4 +1,4 @@
-"""Tokens that the files beside `tokenizer.json` name, in the order of transformers 5, and tokens that end an answer.
+"""Finds tokens that files beside `tokenizer.json` name, in the order of transformers 5, and tokens that end an answer.
 
 Laws of transformers:
 
@@ -8,7 +8,7 @@ Laws of transformers:
    tokens ("eos_token"); then to other special tokens.
 3. A named token is special.
 
-Some tokens that end an answer are known by their texts. A text that people write, like </s>, must be a mark in the
+Tokens that end an answer are known by their texts. A text that people write, like </s>, must be a mark in the
 vocabulary.
 """
 
@@ -37,8 +37,8 @@ class AddedToken(NamedTuple):
 def read_named_tokens(
     folder: Path, own: Mapping[int, AddedToken]
 ) -> tuple[ConfigFields, Mapping[str, str], Sequence[AddedToken]]:
-    """Returns (merged fields, texts by names like "eos_token", tokens to add). `own`: tokenizer.json's added tokens.
-    Raises UserError."""
+    """Returns (merged fields, texts by names like "eos_token", tokens to add). `own`: tokenizer.json's added tokens by
+    id."""
     where = str(folder / "tokenizer_config.json")
     first, older = (_read(folder, name) for name in ("tokenizer_config.json", "special_tokens_map.json"))
     complete = first.get(_DECODER) is not None
@@ -148,7 +148,7 @@ _MESSAGE_FORMATS: Final = ({"<|return|>", "<|call|>"}, {"<|calls|>", "<|flush|>"
 
 
 def ending_ids(vocabulary: Mapping[str, int], marks: Container[int]) -> Iterable[int]:
-    """Finds ids that end an answer. `marks`: ids of tokens that are not text."""
+    """Finds ids that end an answer. `marks` has the ids of tokens that are not text."""
     texts = [text for text in _MARKS if text in vocabulary]
     if any(marks_of_format <= set(texts) for marks_of_format in _MESSAGE_FORMATS):
         texts = [text for text in texts if text != "<|end|>"]

@@ -2,11 +2,12 @@
 and `</think>` at the answer's beginning; some templates open it in the prompt.
 
 Laws:
-1. How the text is split changes only how the output is split.
+1. The cuts of the text into pieces change only the cuts of the output.
 2. Without calls and reasoning, the content is the text. A call without valid JSON, a known tool or an object of
    arguments is content. A begun call that breaks off ends there; later text is content.
 3. White space around calls and reasoning is left out.
-4. In a truncated answer, or if calls are required, text from a call's opening mark on is not content.
+4. In a truncated answer, text from an unfinished call's opening mark on is not content. If calls are required, no text
+   is content.
 """
 
 from collections.abc import Iterator
@@ -36,7 +37,7 @@ REASONING_END: Final = f"{_CLOSE_REASONING}\n\n"  # ends the reasoning that a pr
 
 @dataclass(frozen=True, slots=True)
 class OutputForm:
-    """A model's answers. `several` allows more than one call; `required` allows only calls."""
+    """The form of a model's answers. `several` allows more than one call; `required` allows only calls."""
 
     calls: CallForm = ""
     tools: tuple[ReadTool, ...] = ()
@@ -60,7 +61,7 @@ OutputPart = OutputText | CallBegun | CallArguments | CallEnded
 
 
 def thinking_after(prompt: str, template: str, begun: str = "") -> Thinking:
-    """Returns the way in which reasoning may begin. `begun`: the end of the prompt that begins the answer."""
+    """Returns how reasoning may begin after `prompt`. `begun` is the beginning of the answer, at the prompt's end."""
     before = prompt.rstrip(SPACE).removesuffix(begun.strip(SPACE)).rstrip(SPACE)
     opened = before.endswith(_OPEN_REASONING) and _CLOSE_REASONING not in begun
     if opened or begun.rfind(_OPEN_REASONING) > begun.rfind(_CLOSE_REASONING):
@@ -78,7 +79,8 @@ class OutputParser(CallReader):
         self._reading = self._answer(form.thinking)
 
     def feed(self, text: str, last: str | None = None) -> list[OutputPart]:
-        """Returns the parts that are now certain. `last`: the finish reason, given with the last text."""
+        """Reads more text. Returns the parts that are now certain. `last`: the finish reason, given with the last
+        text."""
         self._held.text += text
         next(self._reading, None)
         if last is not None:
@@ -88,7 +90,7 @@ class OutputParser(CallReader):
         return parts
 
     def feed_whole(self, text: str, last: str | None = None) -> Iterator[OutputText | CallEnded]:
-        """Yields texts and whole calls. A broken call becomes text, except by law 4."""
+        """Yields the texts and whole calls of `feed`. A broken call becomes text, except by law 4."""
         for part in self.feed(text, last):
             if isinstance(part, CallEnded) and part.broken:
                 if not (self._cut or self._required):
@@ -97,7 +99,7 @@ class OutputParser(CallReader):
                 yield part
 
     def ending(self, last: str | None) -> str | None:
-        """Returns the finish reason."""
+        """Returns "tool_calls" if the answer stopped after whole calls, else `last`."""
         return "tool_calls" if last == "stop" and self.calls and not self.broken else last
 
     def _answer(self, thinking: Thinking) -> Waiting[None]:
@@ -180,5 +182,5 @@ class OutputParser(CallReader):
 
 
 def _certain(text: str, *marks: str) -> int:
-    """Returns the text's length without a begun mark and white space at its end."""
+    """Returns the text's length without a begun mark and white space at the end."""
     return len(text[: len(text) - begun_length(text, *marks)].rstrip(SPACE))

@@ -1,7 +1,7 @@
-"""Short names of models on the hub, and the shapes of real models.
+"""Defines aliases of models on the hub, and presets, which are shapes of real models.
 
-A short name is a file `configs/models/NAME.toml` with the model's place and terms. A shape is a preset: the published
-`config.json`, without defaults and with the older keys `rope_theta` and `rope_scaling`.
+An alias is a file `configs/models/NAME.toml`. A preset is the published `config.json`, without defaults and with the
+older keys `rope_theta` and `rope_scaling`.
 """
 
 import copy
@@ -100,7 +100,7 @@ PRESETS: Final[Mapping[str, Mapping[str, object]]] = {
 
 
 def preset(name: str) -> dict[str, object]:
-    """Returns a copy of the config.json of `name`. Raises UserError."""
+    """Returns a copy of the config.json of preset `name`. Raises UserError."""
     try:
         return copy.deepcopy(dict(PRESETS[name]))
     except KeyError:
@@ -113,8 +113,8 @@ _FOLDERS = tuple(Path(__file__).parents[up] / "configs" / "models" for up in (1,
 
 @dataclass(frozen=True)
 class Alias:
-    """`repo` is "org/name", `quant` the tag of its GGUF file or "", `shape` a preset. `gated`: a user must accept a
-    licence. `also`: other names, for example Ollama's names for the default size."""
+    """`repo` is "org/name"; `quant` is the tag of its GGUF file, or ""; `shape` is a preset. If `gated`, users must
+    accept a licence. `also` has other names, like Ollama's for the default size."""
 
     name: str
     repo: str
@@ -138,7 +138,8 @@ def aliases() -> Mapping[str, Alias]:
 
 
 def find_alias(name: str) -> Alias | None:
-    """Finds the alias "llama3.2-3b", in upper or lower case. Takes Ollama's "llama3.2:3b" and "llama3.2", too."""
+    """Returns the alias called `name`, ignoring case, else None. Ollama's "llama3.2:3b" and "llama3.2" find
+    "llama3.2-3b"."""
     plain = name.lower().removesuffix(":latest").replace(":", "-", 1).removesuffix("-instruct")
     return aliases().get(plain) or next((one for one in aliases().values() if plain in one.also), None)
 
@@ -153,7 +154,7 @@ _SIZE = re.compile(r"[:-]e?(\d{1,4}(?:\.\d{1,4})?)([mb])\b")
 
 
 def unsupported(name: str) -> str | None:
-    """Explains that a known family is not supported, with aliases of about its size. Returns None for other names."""
+    """Returns a message that `name` is of an unsupported family, with aliases of about its size; else None."""
     if not _UNSUPPORTED.fullmatch(name):
         return None
     wanted = _billions(name) or 4.0  # which runs well on a few weak machines

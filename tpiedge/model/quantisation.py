@@ -1,4 +1,4 @@
-"""GPTQ and AWQ checkpoints with 4 bits: matrices joined from their parts NAME.qweight, .qzeros, .scales, .g_idx."""
+"""Reads 4-bit GPTQ and AWQ checkpoints. Joins each matrix from its parts NAME.qweight, .qzeros, .scales and .g_idx."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -27,8 +27,8 @@ _WITHOUT_GROUPS = -1
 
 @dataclass(frozen=True)
 class Quantisation:
-    """`group` inputs (None: all) share a scale. `zero_offset` is added to stored zero points. `symmetric`: all zero
-    points are 8. `act_order`: a table gives the group of each input."""
+    """`group` inputs share a scale; None means all inputs. `zero_offset` is added to stored zero points. `symmetric`:
+    all zero points are 8. `act_order`: a table gives each input's group."""
 
     method: str  # "gptq" or "awq"
     group: int | None
@@ -48,8 +48,8 @@ class Quantisation:
 
     @staticmethod
     def of(config: ConfigFields, old: tuple[Path, bytes] | None = None) -> "Quantisation | None":
-        """Reads config.json, or else the `old` file (path, content). Returns None for plain weights. Raises
-        UserError."""
+        """Reads config.json or, without quantisation there, the `old` file (path, content). Returns None for plain
+        weights."""
         if old and QUANTISATION_KEY not in config.values:
             path, data = old
             renamed = {_OLD_NAMES.get(key, key): one for key, one in parse_json(data, str(path)).items()}
@@ -88,7 +88,7 @@ _SCALE_DTYPES = ("F16", "BF16", "F32")
 def joined_tensors(
     tensors: Mapping[str, SourceTensor], quantisation: Quantisation
 ) -> dict[str, StoredTensor]:
-    """Joins the parts of each NAME to NAME.weight. Raises UserError."""
+    """Returns all tensors, with the parts of each NAME joined to NAME.weight."""
     joined: dict[str, StoredTensor] = {}
     parts: set[str] = set()
     for name in tensors:
@@ -106,8 +106,8 @@ def rounded_matrices(
     quality: Quality | None,
     quantisation: Quantisation | None = None,
 ) -> Iterator[str]:
-    """Yields a line for each kind of rounded matrices. Without `quality`, a GGUF tensor's type decides whether it
-    counts as rounded."""
+    """Yields a line of text for each type of rounded matrices. Without `quality`, a GGUF tensor's type decides whether
+    it was rounded."""
     noisy = {one.tensor for one in quality.tensors if one.error.noise > 0} if quality else set()
     found: Counter[tuple[str, str]] = Counter()
     for key, blob in spec.blobs.items():

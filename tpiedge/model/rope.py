@@ -1,7 +1,7 @@
-"""Rotary position embedding: the inverse frequencies of Llama-like models' scalings.
+"""Computes the inverse frequencies of rotary position embeddings, with the scalings of Llama-like models.
 
 Frequencies equal those of transformers 5 (`modeling_rope_utils.py`), up to f32 rounding. Powers are computed with
-`decimal`: it gives all machines the same bits, unlike libm and numpy. Other numbers are in f32.
+`decimal`: it gives all machines the same bits, unlike libm and numpy.
 """
 
 import functools
@@ -31,7 +31,7 @@ _DIGITS: Final = Context(28, ROUND_HALF_EVEN, Emin=-999_999, Emax=999_999, traps
 
 @dataclass(frozen=True)
 class RopeConfig:
-    """`max_positions`: the context length. `original_positions`: the context length of pretraining (yarn, llama3)."""
+    """`max_positions` is the context length, `original_positions` that of pretraining (yarn, llama3)."""
 
     kind: RopeKind
     theta: Annotated[float, Meta(ge=1.0001, le=1e12)]
@@ -49,7 +49,7 @@ class RopeConfig:
 
     @staticmethod
     def from_huggingface(config: ConfigFields, max_positions: int) -> "RopeConfig":
-        """Reads `rope_parameters`, or the older `rope_scaling` and `rope_theta`. Raises UserError."""
+        """Reads `rope_parameters`, or the older `rope_scaling` and `rope_theta`."""
         key = "rope_scaling" if config.raw("rope_scaling") else "rope_parameters"
         rope = config.fields(key)
         kind = rope.choice("rope_type", ROPE_KINDS, rope.text("type", "default"))

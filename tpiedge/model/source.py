@@ -6,8 +6,8 @@ Pulled models have the layout of huggingface_hub's cache:
     models--ORG--NAME/snapshots/<commit>/<file>  a link to a blob
     models--ORG--NAME/refs/<revision>            the commit of a branch or tag at the last pull
 
-A complete snapshot appears under its commit's name; afterwards the ref is written. Each GGUF file has its own folder,
-models--ORG--NAME--TAG, because a repository has several.
+A complete snapshot appears under its commit's name; then the ref is written. Each GGUF file has its own folder,
+models--ORG--NAME--TAG.
 """
 
 import os
@@ -68,7 +68,7 @@ def is_gguf(name: str) -> bool:
 
 
 def refuse_gguf(file: Path) -> NoReturn:
-    """Raises UserError that names the commands which take the file."""
+    """Raises a UserError that names the commands for the file."""
     shown = shlex.quote(str(file)) if str(file).isprintable() else quote(str(file), 400)
     raise UserError(
         f"{shown} is a GGUF file: use tpiedge import-gguf {shown} first, then give the pack that it writes; run and "
@@ -129,7 +129,7 @@ def parse_hub_name(text: str) -> HubName | None:
 
 
 def _parse_alias(name: str, revision: str | None) -> HubName | None:
-    """Parses "llama3.2:1b". A tag may name another GGUF file of its repository, as in "llama3.2:1b-instruct-q4_K_M"."""
+    """Parses an alias with a tag, like "llama3.2:1b-instruct-q4_K_M"."""
     quant = ""
     alias = find_alias(name)
     if alias is None and (quant := quant_of(name)):
@@ -150,7 +150,7 @@ def folder_label(folder: Path) -> str:
 
 
 def pulled_name(snapshot: Path) -> HubName | None:
-    """Returns the name, without the revision, under which the folder was pulled; None for other folders."""
+    """Returns the name under which the folder was pulled, without the revision; None for other folders."""
     real = snapshot.resolve()
     match = _ENTRY.fullmatch(real.parent.parent.name) if real.parent.name == "snapshots" else None
     return HubName(f"{match[1]}/{match[2]}", quant=match[3] or "") if match else None
@@ -172,7 +172,7 @@ class HubCache:
         return folder if commit and folder.is_dir() else None
 
     def pulled(self) -> list[Pulled]:
-        """Lists complete models by name. If no ref leads to a model, its `revision` is the commit."""
+        """Lists complete models, sorted by name. If no ref leads to a model, its `revision` is the commit."""
         found: list[Pulled] = []
         for entry in sorted(self.folder.glob("models--*")):
             if (match := _ENTRY.fullmatch(entry.name)) is None:

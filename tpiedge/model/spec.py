@@ -1,4 +1,4 @@
-"""The layout of a model's pack. Units: a query head for q and o, a KV head for k and v, tiles of 128 rows for FFN and
+"""Describes a model's pack. A unit is a query head of q and o, a KV head of k and v, or a tile of 128 rows of FFN and
 vocabulary."""
 
 from tpiedge.errors import UserError

@@ -30,8 +30,8 @@ class TemplateRefusal(UserError):
 
 @dataclass(frozen=True, slots=True)
 class TemplateHabits:
-    """Forms that a template takes. `text_arguments`: arguments are JSON text. `contents`: texts beside calls, best
-    first."""
+    """The forms of calls that a template takes. `text_arguments`: arguments are JSON text, not objects. `contents`:
+    texts beside calls, best first."""
 
     text_arguments: bool = False
     contents: tuple[str | None, ...] = ("",)
@@ -73,7 +73,7 @@ def _habits_of(render: Callable[..., str], *, tools: bool) -> TemplateHabits:
 
 
 def _quality(text: str | None) -> int:
-    """Rates how arguments look. 0: no text; 1: they are absent; 2: Python or escaped; 3: JSON."""
+    """Rates how arguments look. 0: no text; 1: absent; 2: Python or escaped; 3: JSON."""
     if text is None:
         return 0
     if _NEEDLE not in text:
@@ -91,7 +91,7 @@ _SUFFIX = ".jinja"
 
 
 class ChatTemplate:
-    """One model's templates by name ("default", "tool_use"), with its special tokens."""
+    """One model's chat templates by name ("default", "tool_use"), with its special tokens."""
 
     def __init__(
         self, templates: Mapping[str, str], special_tokens: Mapping[str, str], *, wall_s: float = 30.0
@@ -120,8 +120,8 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """Renders `messages`. `variables`: switches of the model's template. Blocks. Raises TemplateRefusal, UserError,
-        ChildLost."""
+        """Renders `messages`. `variables` has values for the template's own variables. Blocks. Raises TemplateRefusal,
+        UserError, ChildLost."""
         template = self.source(tools=tools is not None)
         if not template:
             names = quote(", ".join(sorted(self._templates)))

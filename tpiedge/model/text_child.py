@@ -1,12 +1,12 @@
-"""Encodes text and renders chat templates in a child process: tokenizers and templates are untrusted. Jinja's
+"""Encodes text and renders chat templates in a child process, because tokenizers and templates are untrusted. Jinja's
 immutable sandbox hides Python's objects. Memory, CPU time and files are limited.
 
-`text_process.py` starts `python -I -S text_child.py FOLDER...`. A FOLDER has packages. Standard input is a socket. The
-process imports nothing of tpiedge, to start fast.
+`text_process.py` starts `python -I -S text_child.py FOLDER...`. A FOLDER has packages. Standard input is a socket.
+Nothing of tpiedge is imported, for a fast start.
 
 A frame has its body's length (u32), a letter, a number (u16) and the body. A job's number limits its CPU seconds. Jobs:
-`O` opens a tokenizer.json. Other jobs have JSON as body: `L` limits memory, `R` renders, `A` adds tokens, `E` encodes,
-`C` counts. Answers: `j` has JSON, `e` an error, `l` the limit that was met.
+`O` opens a tokenizer.json, its body. Other jobs have JSON: `L` limits memory, `R` renders, `A` adds tokens, `E`
+encodes, `C` counts. Answers: `j` has JSON, `e` an error, `l` the limit that was met.
 """
 
 import base64
@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def receive(link: int, read: Callable[[int, int], bytes] = os.read) -> tuple[bytes, int, bytes]:
-    """Reads the next frame: letter, number, body. Raises EOFError."""
+    """Returns the next frame as (letter, number, body). Raises EOFError."""
     length, letter, number = HEAD.unpack(_exactly(link, HEAD.size, read))
     return letter, number, _exactly(link, length, read)
 
@@ -73,7 +73,7 @@ def send(link: int, letter: bytes, body: bytes, number: int = 0) -> None:
 
 
 def limit_time(cpu_s: float) -> None:
-    """Limits CPU time from now on (0: no limit). The limit ends the process."""
+    """Ends this process after `cpu_s` more seconds of CPU time; 0 means no limit."""
     signal.setitimer(signal.ITIMER_PROF, cpu_s)
 
 
@@ -103,7 +103,7 @@ class _TooLong(Exception):
 
 
 def limit_memory(nbytes: int) -> None:
-    """Limits this process's memory for good, except on macOS."""
+    """Limits this process's memory permanently, except on macOS."""
     import resource
 
     for kind, value in ((resource.RLIMIT_AS, nbytes), (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_CORE, 0)):
@@ -115,7 +115,7 @@ def limit_memory(nbytes: int) -> None:
 
 
 def own_memory() -> int:
-    """Returns the size of this process's address space."""
+    """Returns the bytes of this process's address space."""
     try:
         with open("/proc/self/statm", encoding="ascii") as file:
             return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
@@ -131,7 +131,7 @@ class LoadedTokenizer:
         self._backend: Any = None
 
     def do(self, letter: bytes, body: bytes) -> Any:
-        """Does a job. The first job must be `O`; others are `A`, `E` or `C`. Raises errors of the library."""
+        """Does a job. The first job must be `O`; others are `A`, `E` or `C`."""
         if letter == b"O":
             from tokenizers import Tokenizer
 
@@ -155,9 +155,8 @@ class LoadedTokenizer:
         ]
 
     def _add(self, tokens: Sequence[tuple[str, Mapping[str, bool]]]) -> dict[str, Any]:
-        """Adds tokens. Returns an object: `vocabulary` is text -> id, `added` has all added tokens, `parts` has base64
-        of each id's bytes. `heads` has ids whose text differs at a text's beginning, with that text. Raises
-        ValueError."""
+        """Adds tokens. Returns `vocabulary` (text -> id), all `added` tokens, `parts` (base64 of each id's bytes) and
+        `heads` (ids whose text differs at a text's beginning, with that text)."""
         from tokenizers import AddedToken
 
         self._backend.add_tokens([AddedToken(text, **flags) for text, flags in tokens])
@@ -177,7 +176,7 @@ class LoadedTokenizer:
         }
 
     def _encode(self, text: str, *, special: bool, parse: bool, most: int) -> list[int] | int:
-        """Returns ids, or a lower bound of their number if the bound exceeds `most`. A `most` of 0 means no limit."""
+        """Returns ids, or a lower bound of their number if it exceeds `most` (0: no limit)."""
         if most and len(text) > most // 4:  # a shorter text rarely has more tokens
             count = 0
             for start in range(0, len(text), _PIECE):

@@ -33,7 +33,7 @@ _REPEATED: Final = (b"O", b"A")
 
 
 class JobFailed(ValueError):
-    """A job failed. `limited`: the job met a limit."""
+    """A job failed. `limited` means that the job met a limit."""
 
     def __init__(self, text: str, *, limited: bool) -> None:
         super().__init__(text)
@@ -41,8 +41,8 @@ class JobFailed(ValueError):
 
 
 class TextProcess:
-    """Does one job of `text_child.py` at a time. Thread-safe. `what` names the model's part in errors. `memory`: the
-    limit in bytes. A new process loads the same tokenizer."""
+    """Does one job of `text_child.py` at a time. Thread-safe. `what` names the model's part in errors. `memory` limits
+    the process, in bytes. A new process loads the same tokenizer."""
 
     def __init__(self, what: str, memory: int, wall_s: float) -> None:
         self._setup = [(b"L", str(memory).encode())]
@@ -54,7 +54,8 @@ class TextProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def do(self, letter: bytes, body: bytes) -> Any:
-        """Returns the answer to a job. Blocks. Raises JobFailed, ChildLost; UserError if a limit killed the process."""
+        """Blocks until a job is done, and returns its answer. Raises JobFailed, ChildLost, and UserError if a limit
+        killed the process."""
         if not self._lock.acquire(timeout=self._wall_s):
             raise self._busy()
         try:
@@ -130,7 +131,7 @@ def _ended(process: "subprocess.Popen[bytes]", link: socket.socket) -> int:
 def start_linked(
     arguments: Sequence[str], environment: Mapping[str, str]
 ) -> tuple["subprocess.Popen[bytes]", socket.socket]:
-    """Starts Python. Returns (process, other end of its standard input). Raises ChildLost."""
+    """Starts Python. Returns (process, this end of the socket that is its standard input). Raises ChildLost."""
     try:
         ours, theirs = socket.socketpair()
         with ExitStack() as unless_started, theirs:

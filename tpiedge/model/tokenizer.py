@@ -1,7 +1,7 @@
-"""Turns text into token ids and back with the model's `tokenizer.json`, and writes the text of an answer.
+"""Turns text into token ids and back with the model's `tokenizer.json`.
 
-The file is untrusted: a process with limits reads it (`text_child.py`). Ids become text by a table that this process
-checked.
+The file is untrusted: a process with limits reads it (`text_child.py`). That process also makes and checks the table by
+which this module turns ids into text.
 """
 
 import base64
@@ -37,7 +37,7 @@ class TooManyTokens(Exception):
 
 
 class Tokenizer:
-    """`special_tokens`: names like "bos_token" -> texts. `vocabulary`: text -> id."""
+    """A model's tokenizer. `special_tokens` maps names like "bos_token" to texts, `vocabulary` texts to ids."""
 
     def __init__(
         self,
@@ -46,7 +46,8 @@ class Tokenizer:
         tokens: Sequence[AddedToken] = (),
         config: ConfigFields | None = None,
     ) -> None:
-        """`library` has opened the file. `tokens` join the vocabulary. `config` may put BOS and EOS around texts."""
+        """`library` has opened tokenizer.json. `tokens` are added to the vocabulary. `config` may ask for BOS and EOS
+        around texts."""
         self._library = library
         self.special_tokens = MappingProxyType(dict(special_tokens))
         table = library.do(b"A", json.dumps(tokens).encode())
@@ -59,7 +60,7 @@ class Tokenizer:
 
     @staticmethod
     def open(folder: Path, *, here: bool = False) -> "Tokenizer":
-        """Reads `tokenizer.json` and files beside it. `here`: the tokenizer runs in this process. Raises UserError."""
+        """Reads `tokenizer.json` and files beside it. With `here`, the tokenizer runs in this process."""
         if not has_file(folder, "tokenizer.json"):
             older = ("tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
             if any(has_file(folder, name) for name in older):
@@ -98,8 +99,8 @@ class Tokenizer:
     def encode(
         self, text: str, *, add_special: bool = True, parse_special: bool = True, most: int = 0
     ) -> list[int]:
-        """Returns ids. `add_special` adds BOS and EOS. `most`: the greatest number of tokens (0: no limit). Raises
-        UserError, TooManyTokens."""
+        """Returns token ids. `add_special` adds BOS and EOS. `parse_special` finds special tokens in the text. `most`
+        limits the number of ids; 0 means no limit. Raises UserError, TooManyTokens."""
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
@@ -114,7 +115,7 @@ class Tokenizer:
         return [*before, *ids, *after]
 
     def count(self, text: str) -> int:
-        """Counts tokens of a long text. Raises UserError."""
+        """Counts the tokens of a long text, part by part. Raises UserError."""
         return int(self._do(b"C", text.encode(errors="replace").decode()))
 
     def _do(self, letter: bytes, value: object) -> Any:
@@ -126,7 +127,7 @@ class Tokenizer:
         return "".join([*map(detokenizer.push, ids), detokenizer.finish()])
 
     def token_bytes(self, token_id: int) -> bytes | None:
-        """Returns the bytes that `token_id` adds within a text."""
+        """Returns the bytes that `token_id` adds within a text, or None for an unknown id."""
         return self._parts[token_id] if 0 <= token_id < len(self._parts) else None
 
     def head_bytes(self, token_id: int) -> bytes:
@@ -142,16 +143,16 @@ class Tokenizer:
 
 
 class Detokenizer:
-    """Decodes one growing sequence of ids. Shows special tokens of `shown` only.
+    """Decodes one growing sequence of ids. Of special tokens, it shows only those in `shown`.
 
-    1. The joined pieces are the library's decoding of all ids at once; bytes that are no UTF-8 become U+FFFD.
+    1. The pieces, joined, equal the library's decoding of all ids at once; bytes that are not UTF-8 become U+FFFD.
     2. Only an unfinished character is held back.
     """
 
     def __init__(
         self, tokenizer: Tokenizer, *, shown: frozenset[int] = frozenset(), after: Sequence[int] = ()
     ) -> None:
-        """`shown`: special tokens to write. `after`: ids that precede the sequence."""
+        """`shown` has the special tokens to write. `after` has the ids before the sequence."""
         self._tokenizer = tokenizer
         self._skipped = tokenizer.special_ids - shown
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -185,7 +186,7 @@ class Detokenizer:
 
 
 def unfinished(tokenizer: Tokenizer, ids: Sequence[int]) -> int:
-    """Counts the last ids of an unfinished character."""
+    """Counts the last ids that belong to an unfinished character."""
     data = b""
     for count, token_id in enumerate(reversed(ids[-_CHARACTER:]), start=1):
         data = (tokenizer.token_bytes(token_id) or b"") + data
@@ -230,8 +231,8 @@ def _wrapping(config: ConfigFields, tokenizer: Tokenizer) -> tuple[tuple[int, ..
 
 
 class TextWriter:
-    """Writes an answer's text up to the first stop string. Holds back half characters and begun stop strings. Of stop
-    strings that end at the same place, the longest counts."""
+    """Writes an answer's text up to the first stop string. Holds back unfinished characters and begun stop strings. Of
+    stop strings that end at the same place, the longest counts."""
 
     def __init__(
         self,
@@ -240,7 +241,7 @@ class TextWriter:
         after: Sequence[int] = (),
         marks: Sequence[str] = (),
     ) -> None:
-        """`after`: tokens before the text. `marks`: special tokens to show. Raises UserError."""
+        """`after` has the ids before the text, `marks` the special tokens to show. Raises UserError."""
         if not all(stops):
             raise UserError("a stop string is empty; leave it out")
         ids = (tokenizer.token_id(mark) for mark in marks) if tokenizer else ()

@@ -1,6 +1,6 @@
-"""Numbers of checkpoints and packs, in numpy arrays. A bf16 array holds the bits as uint16.
+"""Converts numbers of checkpoints and packs, in numpy arrays. A bf16 array holds the bits as uint16.
 
-Conversions are exact, except those to bf16. They round to the nearest number, ties to even. A NaN stays a NaN.
+Conversions to bf16 round to the nearest number, ties to even. A NaN stays a NaN. Other conversions are exact.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ SourceDtype: TypeAlias = Literal["F32", "F16", "BF16"]
 STORED: dict[Precision, SourceDtype] = {Precision.F32: "F32", Precision.BF16: "BF16"}
 
 NUMPY: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
-"""The array types that hold the dtypes which can be packed."""
+"""Dtype that can be packed -> the numpy dtype that holds it."""
 
 # Conversions go by blocks that fit the cache: twice as fast, and no temporaries of a tensor's size.
 _BLOCK = 1 << 15
@@ -29,7 +29,6 @@ def f32_from_bf16(bits: Array) -> Array:
 
 
 def bf16_from_f32(values: Array) -> Array:
-    """Rounds float32 or float16 to bits of bf16."""
     values = np.ascontiguousarray(values)
     bits = np.empty(values.shape, np.uint16)
     flat_in, flat_out = values.reshape(-1), bits.reshape(-1)
@@ -51,7 +50,7 @@ def bf16_from_f32(values: Array) -> Array:
 
 
 def convert(array: Array, dtype: SourceDtype, precision: Precision) -> Array:
-    """Converts an array to its stored form. May return the same array."""
+    """Converts an array of `dtype` to its stored form in `precision`. May return `array` itself."""
     target = STORED[precision]
     if dtype == target:
         return array
@@ -83,7 +82,7 @@ class Codes:
         return Codes(self.bits, self.codes_OI[outputs, first:stop], self.scales_OG[outputs, groups])
 
     def values(self) -> Array:
-        """Returns exact weights, float32 [O, I]."""
+        """Returns the exact weights as float32 [O, I]."""
         outputs, inputs = self.codes_OI.shape
         groups = self.scales_OG.shape[1]
         padded = np.zeros((outputs, groups * GROUP), np.float32)

@@ -1,7 +1,4 @@
-"""Exports a pack as a safetensors checkpoint with the original names and shapes. q8 and q4 matrices become f32.
-
-This module makes the headers, because the safetensors library needs all tensors in memory.
-"""
+"""Exports a pack as a safetensors checkpoint with the original names and shapes. q8 and q4 matrices become f32."""
 
 import json
 import math
@@ -44,7 +41,7 @@ class TensorEntry:
 
 
 def header(tensors: Sequence[TensorEntry]) -> bytes:
-    """Returns the JSON's length (8 bytes), then the JSON, padded to a multiple of 8 bytes."""
+    """Returns a file's header: the JSON's length (8 bytes), then the JSON, padded to a multiple of 8 bytes."""
     entries: dict[str, JSON] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for tensor in tensors:
@@ -61,7 +58,7 @@ def header(tensors: Sequence[TensorEntry]) -> bytes:
 
 
 def split_shards(tensors: Iterable[TensorEntry], limit: int) -> dict[str, list[TensorEntry]]:
-    """Divides tensors among shards of `limit` bytes. A larger tensor has its own shard."""
+    """Returns file name -> tensors. A file has at most `limit` bytes or one tensor."""
     shards: list[list[TensorEntry]] = [[]]
     size = 0
     for tensor in tensors:
@@ -154,7 +151,7 @@ def _matrix_parts(matrix: RowLayout, file: OpenFile) -> Iterator[Array]:
 
 
 def dequantised_rows(matrix: PanelLayout, file: OpenFile) -> Iterator[Array]:
-    """Yields rows (outputs) of the checkpoint's matrix in f32. Raises ReadFault."""
+    """Yields parts of the checkpoint's matrix as f32 [some outputs, all inputs]. Raises ReadFault."""
     if not matrix.transposed:
         for unit in range(matrix.units):
             yield _panels(matrix, unit, 0, matrix.shape(unit).panels, file)

@@ -74,7 +74,7 @@ class OpenFile(Descriptor):
             raise UserError(self._CANNOT_OPEN.format(path=path, cause=error.strerror)) from None
 
     def read_into(self, offset: int, into: memoryview) -> int:
-        """Reads once. Returns the number of bytes; 0 at the end. Raises OSError."""
+        """Reads once. Returns the number of bytes, 0 at the file's end. Raises OSError."""
         return os.preadv(self._fd, [into], offset)
 
     def read(self, offset: int, into: memoryview) -> None:
@@ -116,7 +116,7 @@ class OpenFile(Descriptor):
 
 
 def open_regular(path: Path, flags: int = 0) -> int:
-    """Opens a regular file for reading, without waiting. Raises OSError."""
+    """Opens a regular file for reading, without waiting. Returns its descriptor. Raises OSError."""
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | flags)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
@@ -130,7 +130,7 @@ def array_bytes(values: Array) -> memoryview:
 
 
 class FileLock(Descriptor):
-    """A lock on the file `path`, which is created if missing. `close` releases it. Only one thread may use it."""
+    """A lock on the file `path`, which is created if missing. `close` releases the lock. Only one thread may use it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -147,8 +147,8 @@ class FileLock(Descriptor):
             return not self.try_lock(fcntl.LOCK_EX)
 
     def wait_alone(self, timeout_s: float, what: str, stopped: Callable[[], bool] | None = None) -> None:
-        """Waits, then takes the lock alone. Raises UserError after `timeout_s`, Cancelled if `stopped()`. The errors
-        contain `what`."""
+        """Waits for an exclusive lock. Raises UserError after `timeout_s`, Cancelled if `stopped()`. The errors contain
+        `what`."""
         deadline = time.monotonic() + timeout_s
         while not self.try_alone():
             if stopped is not None and stopped():
@@ -185,7 +185,7 @@ def holder_of(path: Path) -> str:
 
 
 def try_flock(fd: int, kind: int) -> bool | None:
-    """Takes the lock without waiting. Returns None if the file system has no locks."""
+    """Takes a lock without waiting. Returns whether that succeeded, or None if the file system has no locks."""
     try:
         fcntl.flock(fd, kind | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -1,7 +1,6 @@
 """Computes the grids of a pack's row-parallel matrices (kernels/grid.py) from the pack alone.
 
-A grid's step is 2**-16 of an output's standard deviation for inputs of magnitude 1, rounded up to a power of two. The
-scales of some panels serve to estimate the deviation.
+A grid's step is 2**-16 of an output's standard deviation for inputs of magnitude 1, rounded up to a power of two.
 """
 
 import math
@@ -17,7 +16,7 @@ from tpiedge.pack.layout import MatrixLayout, PanelLayout
 from tpiedge.pack.reader import Pack
 
 Exponents = tuple[tuple[int, int], ...]
-"""(o, down) of each layer; empty for a pack that is not quantised."""
+"""The exponents (o, down) of each layer; empty for a pack that is not quantised."""
 
 _BELOW: Final = 16
 #: log2 of a weight's expected size in units of its scale; the largest weight of a group is 8 scales in 4 bits, 127 in 8
@@ -27,7 +26,7 @@ _LEAST, _MOST = -100, 100  # 2**exponent and its reciprocal are normal numbers, 
 
 
 def grid_exponents(pack: Pack) -> Exponents:
-    """Computes exponents from some kilobytes of every layer. Raises UserError."""
+    """Computes the exponents from some kilobytes of every layer. Raises UserError."""
     if not pack.precision.quantised:
         return ()
     of_blob: dict[str, tuple[int, int]] = {}

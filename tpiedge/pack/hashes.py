@@ -1,5 +1,5 @@
-"""The hashes of a blob: a pair (sha256, crc32) per range, in the order of the layout. A blob's id is the sha256 of its
-layout and of this table. The id therefore vouches for every range."""
+"""Keeps the hashes of a blob: a pair (sha256, crc32) per range, in the order of the layout. A blob's id is the sha256
+of its layout and this table, so the id vouches for every range."""
 
 import hashlib
 import json
@@ -24,7 +24,7 @@ class HashTable:
 
     @staticmethod
     def load(path: Path, layout: BlobLayout, blob: str) -> "HashTable":
-        """Reads the table of the blob with id `blob`. Raises UserError, ReadFault, IntegrityError."""
+        """Reads and checks the table of the blob with id `blob`. Raises UserError, ReadFault, IntegrityError."""
         try:
             with open(open_regular(path), "rb") as file:
                 data = file.read(layout.range_count * RECORD_BYTES + 1)
@@ -41,7 +41,7 @@ class HashTable:
         return found
 
     def matches(self, index: int, parts: Iterable[memoryview], fast: bool) -> bool:
-        """Whether the bytes in `parts` have the range's hash. Compares crc32 if `fast`, else sha256."""
+        """Whether the bytes in `parts` have the hash of range `index`. Compares crc32 if `fast`, else sha256."""
         sha, crc = hashlib.sha256(), 0
         for part in parts:
             if fast:
@@ -59,6 +59,6 @@ def record_of(content: memoryview) -> bytes:
 
 
 def blob_id(layout: BlobLayout, table: bytes) -> str:
-    """Returns a blob's id: 64 hexadecimal digits, by its content."""
+    """Returns a blob's id: 64 hexadecimal digits."""
     descriptor = json.dumps(layout.descriptor(), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(descriptor.encode() + b"\0" + table).hexdigest()

@@ -1,4 +1,4 @@
-"""The layout of a pack's bytes: pure arithmetic, no files.
+"""Computes the layout of a pack's bytes, without files.
 
 1. A matrix is stored unit after unit. Units are multiples of ALIGN bytes (for O_DIRECT). A column-parallel matrix has a
    row per output feature, a row-parallel one (o, down; `transposed`) a row per input feature.
@@ -29,7 +29,8 @@ FFN_MATRICES = ("gate", "up", "down")
 
 @dataclass(frozen=True)
 class HashedRange:
-    """A unit of a matrix, or the vector section (matrix "", unit 0). `index`: place in the table of hashes."""
+    """A unit of a matrix, or the vector section (`matrix` "", `unit` 0). `index` is its place in the table of
+    hashes."""
 
     matrix: str
     unit: int
@@ -82,7 +83,7 @@ class MatrixLayout(MatrixSpec, frozen=True, kw_only=True, dict=True):
         raise NotImplementedError
 
     def row_place(self, row: int) -> tuple[int, int]:
-        """Returns (offset, length) of a row's bytes. Not for transposed panels."""
+        """Returns (offset, length) of a row, or of its panel if quantised. Not for transposed panels."""
         raise NotImplementedError
 
     def _check_row(self, row: int) -> None:
@@ -153,8 +154,6 @@ class VectorLayout(VectorSpec, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class BlobLayout:
-    """The places of all parts of a blob."""
-
     precision: Precision
     vectors: tuple[VectorLayout, ...]
     vectors_nbytes: int
@@ -164,7 +163,7 @@ class BlobLayout:
 
     @staticmethod
     def of(spec: BlobSpec, precision: Precision, *, vectors_f32: bool = False) -> "BlobLayout":
-        """Lays out `spec`. `vectors_f32`: vectors are always f32. Raises UserError."""
+        """Lays out `spec`. With `vectors_f32`, vectors are always f32. Raises UserError."""
         vectors, offset = [], 0
         of_vectors = Precision.F32 if vectors_f32 else precision.of_vectors
         for vector in spec.vectors:
@@ -214,7 +213,7 @@ class BlobLayout:
 
     @cached_property
     def group_size(self) -> int:
-        """Query heads per KV head. Raises UserError unless it is whole."""
+        """Query heads per KV head. Raises UserError unless the number is whole."""
         try:
             queries, keys = self.matrix("q").units, self.matrix("k").units
         except KeyError:
@@ -274,7 +273,7 @@ class Storage:
         head: Precision | None = None,
         search: bool = True,
     ) -> "Storage":
-        """Fills in the defaults. `tied`: head and embedding are one."""
+        """Fills in the defaults. `tied` means that the head is the embedding."""
         usual = Precision.Q8 if layers.quantised else layers
         if tied:
             if None not in (embedding, head) and embedding is not head:
@@ -293,7 +292,7 @@ class Storage:
         return BlobLayout.of(spec, self.of_blob(key), vectors_f32=self.vectors_f32)
 
     def label(self, *, tied: bool) -> str:
-        """Returns a part of a pack's folder name: "q4", or "q4-head-bf16"."""
+        """Returns a part of a pack's folder name, like "q4" or "q4-head-bf16"."""
         usual = Storage.of(self.layers, tied=tied)
         parts = [self.layers.value]
         if self.embedding is not usual.embedding:

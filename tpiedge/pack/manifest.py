@@ -1,5 +1,5 @@
-"""The file manifest.json says what a pack holds. The file's hash names the pack. The file is untrusted, so every field
-is checked. Every error is a UserError."""
+"""The file manifest.json says what a pack holds. Its sha256 is the pack's id. The file is untrusted, so every field is
+checked. Every error is a UserError."""
 
 import hashlib
 import json
@@ -41,7 +41,8 @@ class _Precisions(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknow
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The file's fields. `source` identifies the packed numbers. Layer i equals layer i % `distinct_layers`."""
+    """The fields of manifest.json. `source` identifies the packed numbers. Layer i equals layer i %
+    `distinct_layers`."""
 
     format: str
     version: int
@@ -73,7 +74,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def storage(self) -> Storage:
-        """The precisions of all blobs. Raises UserError if they do not go together."""
+        """The precisions of all blobs."""
         others = self.precisions or _Precisions()
         embedding, head = others.embedding or self.precision, others.head or self.precision
         return Storage(self.precision, embedding, head, self.search, self.vectors is not UNSET)
@@ -85,13 +86,13 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def manifest_text(manifest: Manifest) -> bytes:
-    """Returns the file's content. Its checksum does not stop forgery."""
+    """Returns the content of manifest.json. Its checksum does not stop forgery."""
     body = msgspec.to_builtins(manifest)
     return json.dumps({"checksum": _checksum(body), "manifest": body}, indent=1).encode()
 
 
 def manifest_bytes(folder: Path) -> bytes:
-    """Reads the pack's manifest without parsing it. Raises UserError."""
+    """Reads the pack's manifest without parsing it."""
     path = folder / MANIFEST_NAME
     try:
         with open(open_regular(path), "rb") as file:
@@ -112,7 +113,7 @@ def pack_id(manifest: bytes) -> str:
 
 
 def load_manifest(pack: Path) -> Manifest:
-    """Reads a pack's manifest. Raises UserError."""
+    """Reads and checks a pack's manifest."""
     data, path = manifest_bytes(pack), pack / MANIFEST_NAME
     try:
         return _parse(json.loads(data))

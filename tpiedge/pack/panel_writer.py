@@ -1,8 +1,8 @@
-"""Quantises the matrices of a blob. A thread reads pieces of whole units in order. Other threads quantise them, or keep
-the source's own integers.
+"""Quantises the matrices of a blob. One thread reads pieces of whole units in order. Others quantise the pieces, or
+keep the source's own integers.
 
-quality.json beside the manifest has the error of each tensor in dB: squared weights over squared errors (null: no
-error). The file is not part of the pack's identity.
+quality.json beside the manifest has each tensor's signal-to-noise ratio in dB; null means no error. The pack's id does
+not cover this file.
 """
 
 import math
@@ -32,7 +32,8 @@ PIECE_BYTES = 16 << 20
 
 
 class TensorQuality(msgspec.Struct, frozen=True):
-    """The error of the checkpoint's `tensor`, called `matrix` in its blob."""
+    """The error of the checkpoint's `tensor`, which its blob calls `matrix`. `signal` and `noise` are sums of
+    squares."""
 
     tensor: str
     matrix: str
@@ -50,7 +51,8 @@ _StoredPart = tuple[Array, TensorQuality, bool]
 
 
 class Quantiser(Closable):
-    """One thread reads, up to four quantise. `close` waits for them. `quality` has an entry per tensor."""
+    """Quantises in up to four threads, while another reads. `close` waits for all. `quality` has an entry per
+    tensor."""
 
     def __init__(self, search: bool) -> None:
         self.quality: list[TensorQuality] = []
@@ -65,7 +67,7 @@ class Quantiser(Closable):
             threads.shutdown(cancel_futures=True)
 
     def parts(self, matrices: Iterable[PanelLayout], source: TensorSource) -> Iterator[Array]:
-        """Yields the matrices' padded bytes in order. Raises UserError."""
+        """Yields the matrices' stored bytes in order, with padding. Raises UserError."""
         jobs = (job for matrix in matrices for job in _jobs(matrix, source))
         waiting: deque[tuple[Future[_StoredPart], int]] = deque()
         reading = self._reader.submit(next, jobs, None)
@@ -145,7 +147,7 @@ def _read(matrix: PanelLayout, units: range, source: TensorSource) -> Array | Co
 
 
 def panels_of(codes: Codes, shape: PanelShape) -> Array:
-    """Returns the unit's bytes (kernels/panels.py): uint8 [shape.nbytes]."""
+    """Returns a unit's panels (kernels/panels.py) as uint8 [shape.nbytes]."""
     if codes.codes_OI.shape != (shape.outputs, shape.inputs) or codes.bits != shape.bits:
         raise ValueError(f"codes of {codes.codes_OI.shape} and {codes.bits} bits are not a unit of {shape}")
     scales = np.zeros((shape.panels * PANEL, shape.groups), np.dtype("<f2"))
@@ -167,8 +169,6 @@ _MAX_BYTES = 16 << 20
 
 
 class Quality(msgspec.Struct, frozen=True):
-    """The errors of all quantised tensors, in the order of the pack."""
-
     tensors: tuple[TensorQuality, ...]
 
     @property

@@ -1,4 +1,4 @@
-"""Packs in a child process, whose end frees its memory. This module has both processes.
+"""Packs in a child process, whose end frees its memory.
 
 The child reads a request, one line of JSON, from stdin. It writes a line per event: {"event": "progress", "done",
 "total"}, then {"event": "done", "path", "nbytes", "reused"} or {"event": "error", "kind", "message"}. The child stops
@@ -65,8 +65,6 @@ class PackRequest:
 
     @staticmethod
     def from_json(value: object) -> "PackRequest":
-        """Raises msgspec.ValidationError for a malformed request."""
-
         def decode(kind: type, said: Any) -> object:
             return tensor_from_json(said) if kind is StoredTensor else kind(said)
 
@@ -83,8 +81,7 @@ class PackRequest:
 
 
 def run_pack_child(request: PackRequest, on_progress: ProgressCallback) -> PackReport:
-    """Writes a pack in a child process. This process calls `on_progress`; an error there ends the child. Raises the
-    errors of `write_pack`."""
+    """Writes a pack in a child process. An error in `on_progress` ends the child. Raises the errors of `write_pack`."""
     # -P: a folder named numpy in the user's working directory must not be imported. PYTHONPATH: the child imports the
     # same tpiedge as this process, installed or not.
     command = [sys.executable, "-P", "-m", "tpiedge.pack.process"]
@@ -136,7 +133,7 @@ def _stop(child: subprocess.Popen[bytes]) -> None:
 
 
 def main() -> int:
-    """Runs the child. Returns the exit status of errors.py."""
+    """Runs the child. Returns its exit status."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _raise_cancelled)
     try:

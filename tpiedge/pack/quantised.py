@@ -1,4 +1,4 @@
-"""Tensors that other programs have quantised, in GGUF files and in GPTQ and AWQ checkpoints."""
+"""Reads tensors that other programs have quantised, from GGUF files and from GPTQ and AWQ checkpoints."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,23 +24,22 @@ BLOCKS: Mapping[str, tuple[int, int]] = MappingProxyType(
 """Type -> (weights, bytes) of a block."""
 
 EXACT_BITS: Mapping[str, int] = MappingProxyType({"Q4_0": 4, "Q8_0": 8})
-"""Type -> bits of the pack's weights that hold the type exactly."""
+"""Type -> bits of the pack's precision that holds the type exactly."""
 
 
 class BlockTensor(msgspec.Struct, frozen=True):
-    """A tensor whose rows are blocks of GGUF's type `kind`. `paired` permutes rows, or a vector's numbers.
+    """A tensor whose rows consist of blocks of GGUF's type `kind`. `paired` permutes the rows, or a vector's numbers.
 
-    A block of Q4_0 has 32 weights: an f16 scale d, then 16 bytes. Byte j holds the code of weight j in its lower four
-    bits, the code of weight 16 + j in its upper four. A weight is d * (code - 8). A block of Q8_0 has d and 32 signed
-    bytes. Blocks of other types become f32.
+    A block of Q4_0 has an f16 scale d, then 16 bytes. Byte j holds the codes of weights j (lower four bits) and 16 + j.
+    A weight is d * (code - 8). A block of Q8_0 has d and 32 signed bytes. Blocks of other types become f32.
     """
 
     kind: str = msgspec.field(name="blocks")
     shape: tuple[int, ...]
     file: Path
     offset: int
-    #: How many rows of a head are stored for a rotation of neighbours (else 0): stored row 2 i + a of a head is row
-    #: a * paired / 2 + i of the checkpoint.
+    #: The rows of a head if they are stored in the order for RoPE on neighbouring pairs, else 0. Stored row 2 i + a of
+    #: a head is row a * paired / 2 + i of the checkpoint.
     paired: int = 0
 
     @property
@@ -237,7 +236,7 @@ def _unpack_outputs(
 
 
 def tensor_from_json(value: Any) -> StoredTensor:
-    """Reads the form that `tensor_to_json` returns. Raises msgspec.ValidationError."""
+    """Returns the tensor from which `tensor_to_json` made `value`. Raises msgspec.ValidationError."""
     kind: type[StoredTensor] = SourceTensor
     if isinstance(value, dict):
         kind = BlockTensor if "blocks" in value else Int4Tensor

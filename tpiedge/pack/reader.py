@@ -20,7 +20,7 @@ from tpiedge.pack.specs import JSON, BlobKey, Precision
 
 
 class Pack:
-    """A pack that never changes. Blobs have keys: the layer's number, "embedding", "head"."""
+    """A pack on disk, which never changes. A blob's key is the layer's number, "embedding" or "head"."""
 
     def __init__(self, path: Path) -> None:
         """Reads only the manifest. Raises UserError."""
@@ -98,7 +98,7 @@ class Pack:
         return self._layouts[key]
 
     def hashes(self, key: BlobKey) -> HashTable:
-        """Reads a blob's table of hashes. Raises IntegrityError."""
+        """Reads a blob's table of hashes. Raises UserError, ReadFault, IntegrityError."""
         path = self.blob_path(key).with_suffix(".hashes")
         return HashTable.load(path, self.layout(key), self.blob_id(key))
 
@@ -116,7 +116,7 @@ class Pack:
 
 
 def verify_pack(pack: Pack, *, fast: bool = False) -> None:
-    """Checks the hash of every range: crc32 if `fast`, else sha256. Raises IntegrityError or ReadFault."""
+    """Checks the hash of every range: crc32 if `fast`, else sha256. Raises IntegrityError, ReadFault, UserError."""
     for key in pack.unique_keys:
         for item, good in checked_ranges(pack, key, list(pack.layout(key).ranges()), fast):
             if not good:
@@ -154,7 +154,7 @@ class PackHold:
 
 
 def remove_packs(paths: list[Path]) -> None:
-    """Deletes the packs. Raises UserError and deletes none if one is in use."""
+    """Deletes the packs. If one is in use, deletes none and raises UserError."""
     with contextlib.ExitStack() as stack:
         for path in paths:
             fd = os.open(path / MANIFEST_NAME, os.O_RDONLY | os.O_CLOEXEC)

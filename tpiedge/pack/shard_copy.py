@@ -1,8 +1,8 @@
 """Uses a pack of the shard store, and writes the pack's missing ranges.
 
-A file beside each blob has a bit per range, which is set for verified ranges. Changes need a lock. A bit is set durably
-after the bytes are durable. It is cleared durably before they change. Even after a power cut, a set bit therefore means
-verified bytes.
+A file beside each blob has a bit per range. A bit is set after the range's bytes are verified and durable. It is
+cleared, durably, before the bytes change. So even after a power cut, a set bit means verified bytes. Changes need a
+lock.
 """
 
 import contextlib
@@ -55,7 +55,7 @@ class Presence:
         sync_folder(self.path.parent)
 
     def mark(self, ranges: Iterable[HashedRange], *, present: bool) -> None:
-        """Sets or clears bits. The ranges' bytes must be durable. Raises OSError."""
+        """Sets the bits of `ranges` if `present`, else clears them. Their bytes must be durable. Raises OSError."""
         new = not self.path.exists()
         fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         with open(fd, "r+b", buffering=0) as file:
@@ -81,8 +81,8 @@ def explain_store_errors(folder: Path, needed: int = 4096) -> AbstractContextMan
 
 
 class RangeWriter(Descriptor):
-    """Writes `ranges` of one blob, in order. `damaged` has the ranges whose hash was wrong. Any thread may make a call,
-    but only one at a time."""
+    """Writes `ranges` of one blob, in order. `damaged` has the ranges whose hash was wrong. Calls may come from any
+    thread, one at a time."""
 
     def __init__(
         self, path: Path, ranges: Sequence[HashedRange], hashes: HashTable, presence: Presence
@@ -148,7 +148,8 @@ def ranges_nbytes(parts: LayerRanges) -> int:
 
 
 class ShardCopy(Closable):
-    """A partly filled pack of the store. The store does not evict it before `close`. Missing ranges are zeros."""
+    """A partly filled pack of the store. The store does not evict it before `close`. Missing ranges have arbitrary
+    bytes."""
 
     def __init__(self, pack: Pack, identity: str, in_use: FileLock) -> None:
         self.pack = pack
@@ -157,7 +158,7 @@ class ShardCopy(Closable):
         self._in_use = in_use
 
     def missing_tables(self, share: NodeShare) -> list[int]:
-        """Returns layers of `share` that lack their table of hashes."""
+        """Returns the layers of `share` that lack their table of hashes."""
         wanted = (layer for layer in self.pack.unique_layers if self.pack.share_ranges(layer, share))
         return [layer for layer in wanted if not self._has_table(layer)]
 
@@ -200,7 +201,7 @@ class ShardCopy(Closable):
                 self.presence(layer).mark(ranges, present=False)
 
     def verify(self, share: NodeShare, *, fast: bool = False) -> LayerRanges:
-        """Returns the damaged ranges of `share`. Checks crc32 if `fast`, else sha256."""
+        """Returns the damaged ranges among the present ones of `share`. Checks crc32 if `fast`, else sha256."""
         found = {}
         for layer in self.pack.unique_layers:
             held = self.presence(layer).present(self.pack.share_ranges(layer, share))
@@ -212,13 +213,13 @@ class ShardCopy(Closable):
         return {layer: ranges for layer, ranges in found.items() if ranges}
 
     def shared_with(self, other: Pack) -> Mapping[int, Path]:
-        """Returns the layers whose blobs `other` has, too, and the blobs' files in `other`."""
+        """Returns layer -> file in `other`, for the layers whose blobs `other` has, too."""
         theirs = {other.blob_id(layer): other.blob_path(layer) for layer in other.unique_layers}
         ours = {layer: self.pack.blob_id(layer) for layer in self.pack.unique_layers}
         return {layer: theirs[blob] for layer, blob in ours.items() if blob in theirs}
 
     def import_from(self, other: Pack) -> int:
-        """Replaces incomplete blobs by links to files of a complete pack. Returns how many."""
+        """Replaces incomplete blobs by links to files of `other`, a complete pack. Returns how many."""
         held, count = self.held(), 0
         for layer, path in self.shared_with(other).items():
             if len(held[layer]) < self.pack.layout(layer).range_count:

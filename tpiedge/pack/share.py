@@ -1,4 +1,4 @@
-"""Intervals of units say what each node computes."""
+"""Defines shares: intervals of units that say what a node computes."""
 
 from dataclasses import dataclass
 from typing import TypeAlias

@@ -1,4 +1,4 @@
-"""Sources of a pack's numbers, read in rectangles that fit the memory."""
+"""Reads the numbers for a pack from files, in rectangles that fit the memory."""
 
 import contextlib
 import hashlib
@@ -21,7 +21,7 @@ from tpiedge.pack.specs import JSON
 
 
 class SourceFile(OpenFile):
-    """A file whose parts one thread reads once. Long parts are read with O_DIRECT, unless they are cached."""
+    """A file that one thread reads once, in parts. Long parts are read with O_DIRECT, unless they are cached."""
 
     def strided(
         self, offset: int, stride: int, shape: tuple[int, int], dtype: "np.dtype[np.generic]"
@@ -76,7 +76,7 @@ class OpenFiles(dict[Path, SourceFile]):
 
 @runtime_checkable
 class StoredTensor(Protocol):
-    """A tensor in `files`. `shape`: [outputs, inputs] or [length]. `read` returns numbers of `dtype`."""
+    """A tensor in `files`. `shape` is [outputs, inputs] or [length]."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -88,11 +88,11 @@ class StoredTensor(Protocol):
     def files(self) -> tuple[Path, ...]: ...
 
     def read(self, files: OpenFiles, rows: range, cols: range) -> Array:
-        """Reads the rectangle [rows, cols]. A vector is one row."""
+        """Returns the rectangle [rows, cols], in numbers of `dtype`. A vector is one row."""
         ...
 
     def codes(self, files: OpenFiles, rows: range, cols: range, bits: int) -> Codes | None:
-        """Reads the tensor's integers as exact codes of `bits` bits with finite scales. Returns None if that is
+        """Returns the rectangle's integers as exact codes of `bits` bits with finite scales, or None if that is
         impossible."""
         ...
 
@@ -118,7 +118,6 @@ class SourceTensor(msgspec.Struct, frozen=True, array_like=True):
         return self.rectangle(files, rows, cols, NUMPY[self.dtype])
 
     def rectangle(self, files: OpenFiles, rows: range, cols: range, dtype: Any) -> Array:
-        """Reads [rows, cols] as the numpy `dtype`."""
         stride = self.shape[-1] * dtype.itemsize
         offset = self.offset + rows.start * stride + cols.start * dtype.itemsize
         return files[self.file].strided(offset, stride, (len(rows), len(cols)), dtype)
@@ -129,14 +128,14 @@ class SourceTensor(msgspec.Struct, frozen=True, array_like=True):
 
 
 def tensor_to_json(tensor: StoredTensor, path_text: Callable[[Path], str]) -> JSON:
-    """Returns the form that `tensor_from_json` reads."""
+    """Returns the JSON that `tensor_from_json` reads."""
     found: JSON = msgspec.to_builtins(tensor, enc_hook=path_text)
     return found
 
 
 class TensorSource:
     """Reads named tensors, for one thread. `read` returns float32 for F32, float16 for F16, and the bits as uint16 for
-    BF16. Raises UserError for unknown names, and ReadFault."""
+    BF16. Raises ReadFault, and UserError for unknown names."""
 
     def __init__(self, tensors: Mapping[str, StoredTensor]) -> None:
         self._tensors = tensors
@@ -144,7 +143,7 @@ class TensorSource:
 
     @property
     def fingerprint(self) -> str:
-        """Hashes the tensors' names and offsets, and the files' sizes and times."""
+        """A hash of the tensors' names and offsets, and of the files' sizes and times."""
         plain = {name: one for name, one in self._tensors.items() if isinstance(one, SourceTensor)}
         digest = hashlib.sha256()
         for name, t in sorted(plain.items()):
@@ -166,14 +165,13 @@ class TensorSource:
         return cast(SourceDtype, self._tensor(name).dtype)
 
     def read(self, name: str, rows: range | None = None, cols: range | None = None) -> Array:
-        """Reads the rectangle [rows, cols], by default all. A vector is one row."""
+        """Returns the rectangle [rows, cols], by default the whole tensor. A vector is one row."""
         tensor = self._tensor(name)
         height, width = (1, *tensor.shape)[-2:]
         rows = range(height) if rows is None else rows
         return tensor.read(self._files, rows, range(width) if cols is None else cols)
 
     def read_codes(self, name: str, rows: range, cols: range, bits: int) -> Codes | None:
-        """Reads integers as StoredTensor.codes does."""
         return self._tensor(name).codes(self._files, rows, cols, bits)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The content of a pack: named matrices and vectors, their shapes, units and sources."""
+"""Describes a pack: named matrices and vectors, their shapes, units and sources."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -66,7 +66,7 @@ class VectorSpec(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
 
 @dataclass(frozen=True)
 class BlobSpec:
-    """The matrices and vectors of one file: a layer, embedding or head."""
+    """The matrices and vectors of one blob: a layer, the embedding or the head."""
 
     matrices: tuple[MatrixSpec, ...] = ()
     vectors: tuple[VectorSpec, ...] = ()
@@ -80,7 +80,6 @@ class BlobSpec:
 
     @property
     def source_shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shapes of the checkpoint's tensors, by name."""
         matrices = {matrix.source: matrix.source_shape for matrix in self.matrices}
         return matrices | {vector.source: (vector.length,) for vector in self.vectors}
 

@@ -8,7 +8,7 @@
     packs/PACK/fetching lock of the process that fetches
     lock                lock of the process that adds or removes packs
 
-PACK is the sha256 of the manifest. Every lock ends with its process.
+PACK is the sha256 of the manifest.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ _IN_USE = "in-use"
 
 @dataclass(frozen=True)
 class PackUsage:
-    """A pack in the store. `full_bytes` counts all layers. `used_at`: seconds since 1970."""
+    """A pack in the store. `full_bytes` counts all layers. `used_at` is in seconds since 1970."""
 
     id: str
     layers: int
@@ -52,7 +52,7 @@ class PackUsage:
 
 @dataclass(frozen=True)
 class StoreUsage:
-    """`held_bytes` counts shared blobs once. It does not count links to other programs' files."""
+    """The store's packs and size. `held_bytes` counts shared blobs once, and no links to other programs' files."""
 
     packs: tuple[PackUsage, ...]
     held_bytes: int
@@ -77,7 +77,7 @@ def write_limit(folder: Path, limit: int | None) -> None:
 
 
 class ShardStore:
-    """The store in `folder`. `limit_bytes`: by default the limit written in `folder`. Methods raise DiskFull or
+    """The store in `folder`. `limit_bytes` is by default the limit written in `folder`. Methods raise DiskFull or
     UserError."""
 
     def __init__(self, folder: Path, limit_bytes: int | None = None) -> None:
@@ -100,7 +100,7 @@ class ShardStore:
             return False
 
     def adopt_manifest(self, manifest: bytes, identity: str) -> None:
-        """Adds the manifest's pack. Reuses blobs. Raises ProtocolError for a forged manifest."""
+        """Adds the manifest's pack. Reuses blobs. Raises ProtocolError unless `identity` is the manifest's."""
         if len(manifest) > MAX_MANIFEST_BYTES or pack_id(manifest) != identity:
             raise ProtocolError(f"the manifest is not the one of the pack {identity[:12]}")
         with self._locked():
@@ -135,7 +135,7 @@ class ShardStore:
                 raise
 
     def make_room(self, needed: int) -> None:
-        """Evicts the longest unused packs until `needed` bytes fit. Raises DiskFull."""
+        """Evicts the least recently used packs until `needed` bytes fit. Raises DiskFull."""
         with self._locked():
             for victim in sorted(self._usages(), key=lambda pack: pack.used_at):
                 with contextlib.suppress(DiskFull):

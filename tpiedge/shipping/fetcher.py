@@ -1,6 +1,6 @@
 """Fills a worker's shard store with a share of a pack.
 
-Damaged ranges are requested again. After a crash `fetch` resumes from the last sync. It syncs every 64 MB or 2 s.
+Damaged ranges are requested again. After a crash, `fetch` resumes from its last sync. It syncs every 64 MB or 2 s.
 """
 
 import contextlib
@@ -51,8 +51,8 @@ def fetch(
     sync_bytes: int = 64 << 20,
     clock: Clock | None = None,
 ) -> ShardCopy:
-    """Fetches the missing part of `share`. The caller closes the copy. `evict`: the fetch may delete unused packs.
-    Raises PeerError, DiskFull, UserError, Cancelled, EndpointClosed."""
+    """Fetches the missing ranges of `share`. The caller closes the returned copy. Blobs of `local` packs are linked.
+    `evict` allows deleting unused packs. Raises PeerError, DiskFull, UserError, Cancelled, EndpointClosed."""
     clock = clock or MonotonicClock()
     window = RequestWindow(spoke, identity, clock, stopped)
     if not store.has(identity):
@@ -167,7 +167,7 @@ def _spans(layer: int, blob: str, ranges: Sequence[HashedRange]) -> Iterator[Fil
 
 
 class Provision:
-    """An agent's transfers, one at a time. `connect` opens a spoke to the master's files hub."""
+    """Runs an agent's transfers, one at a time. `connect` opens a spoke to the master's files hub."""
 
     def __init__(
         self, connect: Callable[[], ZmqSpoke], store: ShardStore, clock: Clock, local: Sequence[Pack] = ()
@@ -181,7 +181,7 @@ class Provision:
         self._lock = threading.Lock()  # the master takes one connection of this worker
 
     def fetch(self, order: Prepare, report: Report, cancelled: threading.Event, *, verify: bool) -> ShardCopy:
-        """Fetches the share. The caller closes the copy. `verify`: checks the disk first."""
+        """Fetches the ordered share. The caller closes the copy. `verify` checks the disk first."""
         share = NodeShare(Share(*order.attention), Share(*order.ffn))
         with self._locked(cancelled):
             if verify and self._store.has(order.pack):
@@ -202,7 +202,7 @@ class Provision:
         return copy
 
     def prefetch(self, order: Prefetch, cancelled: threading.Event) -> None:
-        """Fetches the shares that fit without eviction."""
+        """Fetches the shares that fit without eviction. Raises DiskFull at the end if some did not fit."""
         full: DiskFull | None = None
         with self._locked(cancelled), self._connect() as spoke:
             for attention, ffn in order.shares:
@@ -216,7 +216,7 @@ class Provision:
             raise full
 
     def held_bytes(self, pack: str) -> int:
-        """Returns the bytes of the pack's layers on this disk."""
+        """Returns how many bytes of the pack's layers are on this disk."""
         if not self._store.has(pack):
             return 0
         with self._store.open(pack) as copy:

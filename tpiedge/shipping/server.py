@@ -1,7 +1,7 @@
 """Answers requests for bytes of packs, in a thread of the master.
 
 Only manifests, tables of hashes and layers of served packs are sent. While 8 requests of a worker wait, its further
-requests are dropped. Workers are served round robin, one chunk each time. A worker that does not read is passed over.
+requests are dropped. Workers are served round robin, one chunk each time, except those that do not read.
 """
 
 import contextlib
@@ -65,7 +65,7 @@ class ShipServer:
         self._thread = threading.Thread(target=self._run, name="tpiedge-ship", daemon=True)
 
     def add(self, pack: Pack) -> None:
-        """Serves one pack more. Thread-safe."""
+        """Serves one more pack. Thread-safe."""
         self._packs[pack_id(manifest_bytes(pack.path))] = _files_of(pack)
 
     def start(self) -> None:

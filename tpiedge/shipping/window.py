@@ -1,7 +1,7 @@
-"""Requests bytes of files, several at a time. Answers come in order.
+"""Requests ranges of files, several at a time, and yields the bytes in order.
 
-Chunks grow while they arrive quickly, and shrink if one takes half a second. Lost requests are sent again. Silence of
-10 s raises PeerError.
+Chunks grow while they arrive quickly, and shrink after one that took half a second. Lost requests are sent again.
+Silence of 10 s raises PeerError.
 """
 
 import secrets
@@ -14,14 +14,13 @@ from tpiedge.transport.endpoint import DuplicateName, Endpoint, Unreachable
 from tpiedge.wire.data import Fetch, FetchFailed, FileChunk, FilePart
 
 LEAST_CHUNK = 1 << 16
-"""The number of bytes that a request may always ask for."""
+"""Chunks never shrink below this number of bytes."""
 _NOTHING = memoryview(b"")
 
 
 @dataclass(slots=True)
 class FileBytes:
-    """A range of a file of the fetched pack. The answer sets `data` and `total`, the file's size according to the
-    master."""
+    """A range of a file of the pack. The answer sets `data`, and `total` to the file's size."""
 
     part: FilePart
     layer: int
@@ -40,8 +39,8 @@ class FileBytes:
 
 
 class RequestWindow:
-    """Asks for bytes of `pack`. Nothing else may use `spoke` during a `stream`. Waits raise Cancelled once `stopped()`
-    is true."""
+    """Asks for bytes of `pack`. Nothing else may use `spoke` during a `stream`. Raises Cancelled once `stopped()` is
+    true."""
 
     def __init__(self, spoke: Endpoint, pack: str, clock: Clock, stopped: Callable[[], bool]) -> None:
         self._spoke = spoke
@@ -56,7 +55,7 @@ class RequestWindow:
         self._duplicate: DuplicateName | None = None
 
     def stream(self, spans: Iterator[FileBytes]) -> Iterator[FileBytes]:
-        """Yields `spans` in order, in chunks. Raises PeerError, Cancelled, EndpointClosed."""
+        """Yields the bytes of `spans` in order, in chunks. Raises PeerError, Cancelled, EndpointClosed."""
         self._open.clear()  # left by a stream that was given up
         self._heard_at = self._requested_at = self._clock.now()
         span = next(spans, None)

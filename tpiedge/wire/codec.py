@@ -1,12 +1,12 @@
-"""Encodes and decodes messages. Each message has one form:
+"""Encodes and decodes messages. A message has one of two forms:
 
-    an array of MessagePack: PROTOCOL, tag, field, field, ...
-    messages with a tensor: 0xC1, PROTOCOL, tag | integers, little-endian | dtype, dimensions, lengths | zeros
+    a MessagePack array:       PROTOCOL, tag, field, field, ...
+    for messages with tensors: 0xC1, PROTOCOL, tag | little-endian integers | dtype, dimensions, lengths | zeros
 
-The second form has FLAT_BYTES, so the tensor follows aligned. No MessagePack begins with 0xC1. No tag is used twice.
-PROTOCOL grows when fields change.
+The second form has FLAT_BYTES bytes; the tensor's data follow it, aligned. No MessagePack begins with 0xC1. No tag is
+used twice. PROTOCOL grows when fields change.
 
-Anything but one valid message raises ProtocolError. Handling a message takes at most a few times its size in memory.
+Invalid input raises ProtocolError. Decoding takes at most a few times the input's size in memory.
 """
 
 import struct
@@ -34,7 +34,7 @@ TAGS: Final[dict[int, type[Message]]] = {
 FLAT_MARK: Final = 0xC1
 FLAT_BYTES: Final = 64
 PLACE: Final = struct.Struct("<QII")
-"""The layout of a BlockMessage's step, block and chunk, at PLACE_AT."""
+"""The layout of a BlockMessage's step, block and chunk, which begin at byte PLACE_AT."""
 # Behind the mark, the protocol, the tag and the epoch.
 PLACE_AT: Final = 3 + 4
 
@@ -59,7 +59,7 @@ _DTYPES: Final = {code: dtype for dtype, code in _CODES.items()}
 
 
 def encode(message: Message, limit: int = MAX_CONTROL_HEADER) -> bytes:
-    """Returns the bytes for `decode`. Raises ProtocolError."""
+    """Encodes a message, without its tensor's data. Raises ProtocolError."""
     kind: Any = type(message)
     tag = _TAG_OF.get(kind)
     if tag is None:
@@ -84,7 +84,7 @@ def encode(message: Message, limit: int = MAX_CONTROL_HEADER) -> bytes:
 
 
 def decode(data: bytes | bytearray | memoryview, limit: int = MAX_CONTROL_HEADER) -> Message:
-    """Returns the message. Raises ProtocolError for invalid `data`."""
+    """Decodes a message of at most `limit` bytes. Raises ProtocolError."""
     if len(data) > limit:
         raise ProtocolError(f"a message of {len(data)} bytes; at most {limit} are allowed")
     at = 3 if data[:1] == b"\xdc" else 1
@@ -122,7 +122,7 @@ def _decoder(kind: Any) -> "msgspec.msgpack.Decoder[Any]":
 
 @cache
 def _array(kind: Any, more: int) -> bytes:
-    """Returns the first bytes of an array with `kind`'s fields and `more` items."""
+    """Returns the header of an array with `kind`'s fields and `more` items."""
     count = len(kind.__struct_fields__) + more
     return bytes((0x90 + count,)) if count < 16 else struct.pack(">BH", 0xDC, count)
 

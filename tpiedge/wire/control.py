@@ -11,7 +11,7 @@ from tpiedge.wire.requests import GenerationRequest
 FinishReason = Literal["stop", "length", "cancel"]
 
 SPECULATE_AUTO: Final = 255
-"""`Assign.speculate`: draft as many tokens as save time."""
+"""A value of `Assign.speculate`: the node drafts as many tokens as save time."""
 
 
 class Hello(f.NodeMessage, frozen=True, tag=32):
@@ -24,13 +24,13 @@ class KVSnapshot(f.Wire, frozen=True):
     epoch: f.U32
     pages: f.U32
     private: bool  # keep the pages out of the prefix cache
-    #: The (rank, head) pairs that rank 0 sends; other heads are on the node's machine.
+    #: The (receiving rank, head) pairs that rank 0 sends; other heads are on the nodes' machines.
     scattered: Annotated[tuple[tuple[f.U32, f.U32], ...], Meta(max_length=f.MAX_MOVES)]
 
 
 class Assign(f.NodeMessage, frozen=True, tag=33):
-    """Master to node: the node's part of the plan. Unless `collective` is "star", every node but the last listens for
-    higher ranks."""
+    """Master to node: the node's part of the plan. Unless `collective` is "star", every node except the highest rank
+    listens for nodes of higher ranks."""
 
     nodes: Annotated[tuple[f.Rank, ...], Meta(max_length=f.MAX_NODES)]
     attention: f.UnitRange
@@ -54,13 +54,13 @@ class Assign(f.NodeMessage, frozen=True, tag=33):
 
 
 class Listening(f.NodeMessage, frozen=True, tag=34):
-    """Node to master: the address of its data endpoint."""
+    """Node to master: the address of the node's data endpoint."""
 
     endpoint: f.Name
 
 
 class Connect(f.EpochMessage, frozen=True, tag=50):
-    """Master to node: data endpoints to connect to."""
+    """Master to node: connect to these data endpoints."""
 
     endpoints: Annotated[tuple[tuple[f.Rank, f.Name], ...], Meta(max_length=f.MAX_NODES)]
 
@@ -80,7 +80,7 @@ class WorkerLink:
 
 
 class Ready(f.NodeMessage, frozen=True, tag=36):
-    """Node to master: the node can take steps. Rank 0 adds collectives and links."""
+    """Node to master: the node can take steps. Only rank 0 sets the fields after `weight_bytes`."""
 
     weight_bytes: f.U64
     collective: f.Name = ""
@@ -90,7 +90,7 @@ class Ready(f.NodeMessage, frozen=True, tag=36):
 
 
 class Heartbeat(f.NodeMessage, frozen=True, tag=37):
-    """Node to master, regularly: the engine's progress. `reading` (rank 0): how many tokens of each prompt are
+    """Node to master, regularly: the engine's progress. Rank 0 says in `reading` how many tokens of each prompt are
     computed."""
 
     step: f.U64
@@ -100,7 +100,7 @@ class Heartbeat(f.NodeMessage, frozen=True, tag=37):
 
 
 class PeerPulse(f.Wire, frozen=True):
-    """The master's latest news of `rank`."""
+    """The latest progress that the master knows of node `rank`."""
 
     rank: f.Rank
     step: f.U64
@@ -116,7 +116,7 @@ class Pulse(f.EpochMessage, frozen=True, tag=38):
 
 
 class Lost(f.NodeMessage, frozen=True, tag=39):
-    """Master to nodes: `rank` is gone for this epoch."""
+    """Master to nodes: node `rank` is lost for this epoch."""
 
     cause: f.Text
 
@@ -130,7 +130,7 @@ class Generate(f.EpochMessage, frozen=True, tag=40):
 class Compile(f.EpochMessage, frozen=True, tag=56):
     """Master to rank 0: compile a request's grammar before Generate.
 
-    The answer is Compiled, Failed or, after Cancel, Finished. Requests of one `group` share a grammar while they last.
+    Rank 0 answers with Compiled, Failed or, after Cancel, Finished. Requests of one `group` share a compiled grammar.
     """
 
     request: GenerationRequest
@@ -138,7 +138,7 @@ class Compile(f.EpochMessage, frozen=True, tag=56):
 
 
 class Compiled(f.EpochMessage, frozen=True, tag=57):
-    """Rank 0 to master: the answer may begin. `processor_s`: CPU time."""
+    """Rank 0 to master: the request's grammar is compiled. `processor_s` is CPU time."""
 
     request: f.Name
     processor_s: f.Seconds
@@ -150,13 +150,13 @@ class Halt(f.EpochMessage, frozen=True, tag=51):
     following: f.U32  # the next epoch
     kept: Annotated[tuple[f.UnitRange, ...], Meta(max_length=f.MAX_NODES)]  # heads that each rank saves
     stored: Annotated[tuple[f.U32, ...], Meta(max_length=f.MAX_MOVES)]  # further heads that rank 0 saves
-    #: The (rank, head) pairs of other ranks that rank 0 saves.
+    #: The (sending rank, head) pairs that rank 0 receives and saves.
     gathered: Annotated[tuple[tuple[f.U32, f.U32], ...], Meta(max_length=f.MAX_MOVES)]
 
 
 class Halted(f.NodeMessage, frozen=True, tag=52):
-    """Rank 0 to master: no more tokens are drawn. `pages`: how many are saved for the epoch `following`; if 0, `why`
-    has the reason."""
+    """Rank 0 to master: generation has stopped. `pages` KV pages are saved for the epoch `following`. If `pages` is 0,
+    `why` is the reason."""
 
     following: f.U32
     pages: f.U32
@@ -164,11 +164,12 @@ class Halted(f.NodeMessage, frozen=True, tag=52):
 
 
 class Resume(f.EpochMessage, frozen=True, tag=53):
-    """Master to rank 0, after Halt: no epoch follows."""
+    """Master to rank 0, after Halt: continue, because no epoch follows."""
 
 
 class Token(f.EpochMessage, frozen=True, tag=41):
-    """Rank 0 to master: a token of the answer. `logprobs`: (id, log probability) of the likeliest tokens."""
+    """Rank 0 to master: a token of the answer. `logprobs` has (id, log probability) of the likeliest tokens and of
+    `token`."""
 
     request: f.Name
     index: f.U32
@@ -177,7 +178,8 @@ class Token(f.EpochMessage, frozen=True, tag=41):
 
 
 class PromptScores(f.EpochMessage, frozen=True, tag=48):
-    """Rank 0 to master: log probabilities of the prompt from `first` on. `likeliest`: equally many per position."""
+    """Rank 0 to master: log probabilities of the prompt's tokens from position `first` on. `likeliest` has equally many
+    for each position."""
 
     request: f.Name
     first: f.U32
@@ -215,7 +217,8 @@ class Finished(f.EpochMessage, frozen=True, tag=42):
 
 
 class Failed(f.NodeMessage, frozen=True, tag=43):
-    """Node to master: an error of class `kind` ended `request` ("": the node). `processor_s`: as in Finished."""
+    """Node to master: an error of class `kind` ended `request` or, if that is "", the node. `processor_s` is as in
+    Finished."""
 
     request: f.Name
     kind: f.Name
@@ -237,13 +240,13 @@ class Cancel(f.EpochMessage, frozen=True, tag=44):
 
 
 class AskStats(f.EpochMessage, frozen=True, tag=45):
-    """Master to node: send Stats. `timeline`: all nodes record the next step that computes no prompt."""
+    """Master to node: send Stats. With `timeline`, all nodes record the next step that computes no prompt."""
 
     timeline: bool = False
 
 
 class Stats(f.NodeMessage, frozen=True, tag=46):
-    """Node to master: counts since the last reset."""
+    """Node to master: the node's counts in this epoch."""
 
     peak_rss_bytes: f.U64
     weight_bytes: f.U64
@@ -252,11 +255,11 @@ class Stats(f.NodeMessage, frozen=True, tag=46):
     bytes_sent: f.U64
     bytes_received: f.U64
     compute_s: f.Seconds
-    attention_s: f.Seconds  # a part of `compute_s`, as `ffn_s`
+    attention_s: f.Seconds  # a part of `compute_s`, like `ffn_s`
     ffn_s: f.Seconds
     reduce_wait_s: f.Seconds
     weight_wait_s: f.Seconds  # the time of all `stalls`
-    load_s: f.Seconds  # at least one read was under way
+    load_s: f.Seconds  # time with at least one read under way
     reads: f.U64  # reads of streamed weights from disk
     prefetch_hits: f.U64  # blocks that were read ahead
     stalls: f.U64  # blocks that the node waited for
@@ -274,7 +277,7 @@ class Stats(f.NodeMessage, frozen=True, tag=46):
 
 
 class StepSpans(f.NodeMessage, frozen=True, tag=55):
-    """Node to master: a step's spans (start, end), in microseconds since the first span. `disk`: waits for weights,
+    """Node to master: spans (start, end) of a step, in microseconds since the first span. `disk` has waits for weights,
     perhaps within `compute`."""
 
     step: f.U64

@@ -1,7 +1,7 @@
-"""Messages with data: of the tensor plane and the files plane.
+"""Defines the messages of the tensor plane and the files plane.
 
-`block` counts a sweep's blocks, `chunk` a step's chunks. The receiver checks `sender`, a rank. For files, `epoch` is a
-random number of one transfer and `number` counts requests.
+`block` is a number within a sweep, `chunk` within a step. `sender` is a rank, which the receiver checks. For files,
+`epoch` is a random number of the transfer, and `number` counts requests.
 """
 
 from typing import Annotated, Literal
@@ -11,11 +11,11 @@ from msgspec import Meta
 from tpiedge.wire import fields as f
 
 CANCEL = 1
-"""Bit of `flags`: rank 0 ends the work; every node sees the bit after the same block."""
+"""Bit of `flags`: rank 0 cancels the step; every node sees the bit after the same block."""
 
 
 class Segment(f.Wire, frozen=True):
-    """New positions of the sequence in `slot`. `wanted`: how many of its last positions need logits."""
+    """`length` new positions of the sequence in `slot`, from `start` on. The last `wanted` positions need logits."""
 
     slot: f.U32
     start: f.U32
@@ -24,7 +24,8 @@ class Segment(f.Wire, frozen=True):
 
 
 class TableChange(f.Wire, frozen=True):
-    """A slot's new page table: `kept` old pages, then `pages`. `filled`: positions with keys and values."""
+    """A slot's new page table: the first `kept` old pages, then `pages`. The first `filled` positions have keys and
+    values."""
 
     slot: f.U32
     kept: f.U32
@@ -39,7 +40,7 @@ class StepPlan(f.EpochMessage, frozen=True, tag=1):
     segments: Annotated[tuple[Segment, ...], Meta(max_length=f.MAX_SEGMENTS)]
     chunk_tokens: f.U32  # the most tokens of a chunk
     tokens: f.U32  # new positions
-    apart_tokens: f.U32 = 0  # the first tokens, in chunks of at most 16
+    apart_tokens: f.U32 = 0  # how many first tokens go in chunks of at most 16
     tables: Annotated[tuple[TableChange, ...], Meta(max_length=f.MAX_SEGMENTS)] = ()
     discarded: Annotated[tuple[f.U32, ...], Meta(max_length=f.MAX_PAGES)] = ()  # pages to free
     collective: f.CollectiveName = "star"
@@ -56,7 +57,7 @@ class SavePages(f.EpochMessage, frozen=True, tag=9):
     pages: Annotated[tuple[f.U32, ...], Meta(max_length=f.MAX_PAGES)]
     #: Each rank's KV heads to save on its machine.
     kept: Annotated[tuple[f.UnitRange, ...], Meta(max_length=f.MAX_NODES)]
-    #: The (rank, head) pairs to send to rank 0.
+    #: The (sending rank, head) pairs that rank 0 receives.
     gathered: Annotated[tuple[tuple[f.U32, f.U32], ...], Meta(max_length=f.MAX_MOVES)]
 
 
@@ -99,7 +100,7 @@ class Gathered(BlockMessage, frozen=True, tag=5):
 
 
 class Slice(BlockMessage, frozen=True, tag=6):
-    """A slice of a summand (`hop` 0) or sum (1). A node with an empty share sends no tensor of a summand."""
+    """A slice of a summand (`hop` 0) or of the sum (`hop` 1). A node with an empty share has no tensor at hop 0."""
 
     flags: f.U8
     hop: f.U8
@@ -136,8 +137,8 @@ FilePart = Literal["manifest", "hashes", "blob"]
 
 
 class Fetch(f.EpochMessage, frozen=True, tag=80):
-    """Worker to master: send bytes of a file of `pack` (the sha256 of its manifest). The answer may be shorter for a
-    manifest."""
+    """Worker to master: send `length` bytes of a file of `pack` (the sha256 of its manifest). Only for a manifest may
+    the answer be shorter."""
 
     number: f.U32
     pack: Digest
@@ -148,7 +149,7 @@ class Fetch(f.EpochMessage, frozen=True, tag=80):
 
 
 class FileChunk(f.EpochMessage, frozen=True, tag=81):
-    """Master to worker: the requested bytes, 1-D. `total`: the whole file's bytes."""
+    """Master to worker: the requested bytes, as a 1-D tensor. The whole file has `total` bytes."""
 
     number: f.U32
     total: f.U64

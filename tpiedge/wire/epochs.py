@@ -1,8 +1,8 @@
-"""Messages between the master and the agents.
+"""Defines the messages between the master and the agents.
 
 Life of an epoch: Prepare -> Preparing* -> Prepared -> Launch -> Spawned -> (the node's own messages, `control.py`) ->
-NodeEnded. Release ends it early. NodeEnded without Spawned means that preparing failed. The previous epoch may serve
-until Launch. An agent without a node writes epoch 0. Prefetch and Prefetched belong to no epoch.
+NodeEnded. Release ends the epoch early. NodeEnded without Spawned means that preparing failed. The previous epoch may
+serve until Launch. An agent without a node sends epoch 0. Prefetch and Prefetched belong to no epoch.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ PackId = Annotated[str, Meta(max_length=128)]
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """A node's speeds in products with one token: bf16 weights, panels. 0: not measured."""
+    """The speeds at which a node multiplies bf16 weights, and panels, by one token. 0 means not measured."""
 
     weight_bytes_per_s: f.Rate
     panel_bytes_per_s: f.Rate
@@ -30,7 +30,8 @@ class Capacity:
 
 
 class Offer(f.EpochMessage, frozen=True, tag=96):
-    """Agent to master, at first and on changes: what tpiedge may use. `nonce`: new after a restart."""
+    """Agent to master, at first and after changes: the resources that tpiedge may use. `nonce` changes with a
+    restart."""
 
     host: f.Name
     nonce: f.U64
@@ -51,7 +52,7 @@ class AskOffer(f.EpochMessage, frozen=True, tag=106):
 
 
 class Prepare(f.NodeMessage, frozen=True, tag=97):
-    """Master to agent: fetch the share of `rank`. The times are the node's Timing."""
+    """Master to agent: fetch the share of `rank`. The fields in seconds are the Timing of its node."""
 
     ranks: f.U32  # how many ranks the plan has
     pack: PackId
@@ -64,7 +65,7 @@ class Prepare(f.NodeMessage, frozen=True, tag=97):
 
 
 class Preparing(f.EpochMessage, frozen=True, tag=98):
-    """Agent to master: the agent's progress."""
+    """Agent to master: the progress of fetching the share."""
 
     done_bytes: f.U64
     total_bytes: f.U64
@@ -75,7 +76,7 @@ class Preparing(f.EpochMessage, frozen=True, tag=98):
 
 
 class Prepared(f.EpochMessage, frozen=True, tag=107):
-    """Agent to master: the share is on disk. `public_key`: the node's, for this epoch."""
+    """Agent to master: the share is on disk. `public_key` is the node's key in this epoch."""
 
     public_key: f.Key
 
@@ -101,7 +102,7 @@ class Release(f.EpochMessage, frozen=True, tag=101):
 
 
 class Spare(f.EpochMessage, frozen=True, tag=110):
-    """Master to agent, when `kind` changes: the plan does not use this machine. `why` calls it "it"."""
+    """Master to agent, when `kind` changes: the plan does not use this machine. In `why`, "it" is the machine."""
 
     kind: f.SpareKind
     why: f.Text
@@ -116,7 +117,7 @@ class Leaving(f.EpochMessage, frozen=True, tag=109):
 
 
 class MasterPulse(f.EpochMessage, frozen=True, tag=103):
-    """Master to agent, regularly. `at_rest`: no request runs or waits, and no plan is prepared."""
+    """Master to agent, regularly. `at_rest` means that no request runs or waits, and no plan is prepared."""
 
     at_rest: bool
 

@@ -1,4 +1,4 @@
-"""Types and limits of message fields. `codec.py` refuses all else, NaN included."""
+"""Defines types and limits of message fields. `codec.py` refuses other values and NaN."""
 
 import sys
 from dataclasses import dataclass
@@ -10,17 +10,17 @@ from msgspec import Meta, Struct
 from tpiedge.units import KIB, MIB
 
 MAX_TENSOR_HEADER = 64 * KIB
-"""Bytes of a message on the tensor plane, without its tensor."""
+"""Most bytes of a message on the tensor plane, without its tensor."""
 
 MAX_CONTROL_HEADER = 1 * MIB + 640 * KIB
-"""Bytes of a control message: room for a request with MAX_PROMPT_TOKENS, MAX_ANSWER_TOKENS and MAX_GRAMMAR."""
+"""Most bytes of a control message: room for a request with MAX_PROMPT_TOKENS, MAX_ANSWER_TOKENS and MAX_GRAMMAR."""
 
 MAX_TENSOR_BYTES = 32 * MIB
-"""Bytes of a tensor. A chunk's tensor has 1 MiB or, if larger, one row of hidden states; wide integers have twice
-that."""
+"""Most bytes of a tensor. A chunk's tensor has at most 1 MiB or one row of hidden states, twice as much with wide
+integers."""
 
 ACTIVATION_BYTES = 64 * MIB
-"""The most bytes of the f32 hidden states of one step."""
+"""Most bytes of the f32 hidden states of one step."""
 
 MAX_FILE_CHUNK = 4 * MIB
 MAX_ARRAY = 128
@@ -29,7 +29,7 @@ MAX_NODES = MAX_ARRAY
 MAX_LAYERS = 1024
 MAX_SEGMENTS = MAX_ARRAY
 MAX_PAGES = 6000
-"""Pages of the KV cache in all lists of one message: so many fit a header, together with the segments."""
+"""Most KV pages in all lists of one message: so many fit a header, together with the segments."""
 MAX_SEQUENCES = 64
 MAX_SPANS = 4096
 MAX_MOVES = 1024
@@ -43,11 +43,11 @@ MAX_GRAMMAR = 60_000
 
 
 class Wire(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A part of a message. Travels as the array of its fields."""
+    """A part of a message, encoded as an array of its fields."""
 
 
 class Message(Wire, frozen=True):
-    """A message; its class has a tag."""
+    """A message. Each class that is sent has a tag."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ Rank = Annotated[int, Meta(ge=0, le=MAX_NODES - 1)]
 Finite = Annotated[float, Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
 Seconds = Annotated[float, Meta(ge=0.0, le=1e9)]
 Rate = Annotated[float, Meta(ge=0.0, le=1e18)]
-"""Bytes per second; 0: not measured. `check_rates` refuses values between 0 and 1."""
+"""Bytes per second; 0 means not measured. `check_rates` refuses values between 0 and 1."""
 Name = Annotated[str, Meta(max_length=256)]
 Text = Annotated[str, Meta(max_length=MAX_TEXT)]
 Blob = Annotated[bytes, Meta(max_length=MAX_BLOB)]
@@ -81,7 +81,7 @@ CollectiveName = Literal["star", "mesh", "two-shot"]
 CollectiveChoice = Literal["auto", "star", "mesh", "two-shot"]
 """A collective, or "auto": the fastest by the measured links."""
 WirePrecision = Literal["f32", "bf16", "int8"]
-"""How summands travel: int8 has a scale for every group."""
+"""The numbers of summands in messages; int8 has a scale for every INT8_GROUP."""
 SpareKind = Literal[
     "slower", "too small", "no room", "shares", "too many", "excluded", "drained", "fetching", "no plan"
 ]
@@ -104,7 +104,7 @@ class NodeMessage(EpochMessage, frozen=True):
 
 
 class WeightMemory(Wire, frozen=True):
-    """Memory for weights."""
+    """A node's memory for weights."""
 
     nbytes: U64  # 0: for all weights
     ring_bytes: U64  # 0: the node's choice
@@ -113,7 +113,7 @@ class WeightMemory(Wire, frozen=True):
 
 
 class Keeping(Wire, frozen=True):
-    """A user's wishes for weights."""
+    """A user's settings for weights in memory."""
 
     pin: Pin = "auto"
     window_blocks: U32 = 0  # the window in blocks of the largest size
@@ -141,14 +141,14 @@ INT8_GROUP = 64
 """Elements of a row that share an f32 scale as int8; a row's last group may be short."""
 
 SummandPrecision = WirePrecision | Literal["i32"]
-"""i32: integers travel as they are."""
+"""i32 means integers that are sent unchanged."""
 
 DType = Literal["f32", "bf16", "i32", "i64", "u8"]
 _ITEM_SIZES = {"f32": 4, "bf16": 2, "i32": 4, "i64": 8, "u8": 1}
 
 
 class TensorHeader(Struct, frozen=True):
-    """Type and shape of a tensor. Row-major, little-endian."""
+    """The type and shape of a row-major, little-endian tensor."""
 
     dtype: DType
     shape: tuple[int, ...]

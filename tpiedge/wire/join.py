@@ -1,7 +1,6 @@
-"""Messages by which a worker joins. Every version of tpiedge reads them.
+"""Defines the messages by which a worker joins. Every version of tpiedge reads them.
 
-Their fields never change; a change needs a new tag. So a master and a worker of different versions can tell each other
-their versions.
+Their fields never change; a change needs a new tag.
 """
 
 from typing import Annotated, Literal
@@ -44,7 +43,7 @@ class Enrolled(Message, frozen=True, tag=65):
 
 
 class Refused(Message, frozen=True, tag=66):
-    """Master to worker, before the connection is cut. `message`: for people."""
+    """Master to worker, before the master cuts the connection. `message` is a text for people."""
 
     kind: RefusalKind
     message: Text

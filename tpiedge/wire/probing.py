@@ -12,7 +12,7 @@ _SHORTEST_S = 1e-6
 
 @dataclass(frozen=True)
 class LinkSpeed:
-    """A link's speed. `bytes_per_s`: from the answering peer to this peer."""
+    """A link's speed. `bytes_per_s` counts bytes from the answering peer to this peer."""
 
     round_trip_s: float
     bytes_per_s: float
@@ -20,8 +20,8 @@ class LinkSpeed:
 
 @dataclass
 class Probing:
-    """Measures a link. Send the probe of `next_probe`, then pass each Echo to `receive` until it returns the LinkSpeed.
-    Times are on the caller's clock."""
+    """Measures a link. Send the Probe of `next_probe`, then each Probe that `receive` returns for an Echo, until it
+    returns the LinkSpeed. Times are seconds of the caller's clock."""
 
     payload_bytes: int = MAX_BLOB
     payloads: int = 1
@@ -36,7 +36,7 @@ class Probing:
         return Probe(self.epoch, self._number, self.payload_bytes if self._number > _EMPTY else 0)
 
     def receive(self, echo: Echo, now: float) -> Probe | LinkSpeed | None:
-        """Returns the next probe or the result; None for an echo of another probe."""
+        """Returns the next Probe or the result; None for the Echo of another Probe."""
         if echo.number != self._number:
             return None
         self._trips.append(max(now - self._sent, _SHORTEST_S))

@@ -16,8 +16,6 @@ Pooling = Literal["none", "mean", "last"]
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Parameters of drawing tokens."""
-
     temperature: Annotated[float, Meta(ge=0.0, le=100.0)] = 0.0  # 0: greedy
     top_k: U32 = 0  # 0: all tokens
     top_p: Annotated[float, Meta(ge=0.0, le=1.0)] = 1.0  # 1: all tokens

@@ -34,7 +34,7 @@ FREQUENCIES = "rope_freqs.weight"
 
 
 def huggingface_config(header: GgufHeader) -> dict[str, object]:
-    """Returns the object of a config.json. Raises UserError."""
+    """Returns the object of a config.json."""
     name = _architecture(header)
     keys = header.fields
 
@@ -75,7 +75,7 @@ def huggingface_config(header: GgufHeader) -> dict[str, object]:
 
 
 def config_files(header: GgufHeader) -> dict[str, bytes]:
-    """Makes config.json, and the files for sampling and pooling. Raises UserError."""
+    """Returns file name -> content for config.json, sampling and pooling."""
     found: dict[str, Mapping[str, object]] = {"config.json": huggingface_config(header)}
     sampling = {name: header.fields.raw(key) for name, key in _SAMPLING.items()}
     if said := {name: value for name, value in sampling.items() if value is not None}:
@@ -186,7 +186,7 @@ _NORMAL = 1
 
 
 def named_id(header: GgufHeader, name: str, rows: int) -> int | None:
-    """Returns the id that the file gives token `name`, or SentencePiece's usual id."""
+    """Returns the id that the file gives token `name`, or SentencePiece's usual id, or None."""
     value = header.fields.raw(f"tokenizer.ggml.{name}_token_id")
     if isinstance(value, int) and 0 <= value < rows:
         return value
@@ -195,7 +195,7 @@ def named_id(header: GgufHeader, name: str, rows: int) -> int | None:
 
 
 def marked_end_ids(header: GgufHeader) -> list[int]:
-    """Finds tokens whose text ends an answer."""
+    """Returns the ids of tokens whose text ends an answer."""
     tokens, kinds = header.fields.raw("tokenizer.ggml.tokens"), header.fields.raw("tokenizer.ggml.token_type")
     if not isinstance(tokens, list):
         return []

@@ -1,12 +1,10 @@
-"""Reads the header of a GGUF file (versions 2 and 3, little-endian). The file has "GGUF", version, numbers of tensors
-and keys, typed keys, descriptions of tensors, padding to `general.alignment`, tensors. It is refused unless:
+"""Reads the header of a GGUF file (versions 2 and 3, little-endian). The file is refused unless:
 
 1. the header lies in the file, within MAX_HEADER_BYTES, MAX_TENSORS and MAX_KEYS;
 2. no key and no tensor's name occurs twice;
 3. every tensor begins at a multiple of the alignment and ends in the file, and no two overlap.
 
-All values end within the file, so a wrong length costs no memory. A split file has its keys in its first part, and
-every part describes its own tensors.
+A wrong length costs no memory. A split file has its keys in its first part, and every part describes its own tensors.
 """
 
 import hashlib
@@ -49,7 +47,7 @@ _TYPES = {
 
 @dataclass(frozen=True)
 class GgufHeader:
-    """`fields`: the keys; arrays are numpy arrays or lists of texts. `digest` changes with header, size or time."""
+    """`fields` has the values by key; arrays are numpy arrays or lists of texts. `digest` changes with the file."""
 
     path: Path
     fields: ConfigFields
@@ -58,7 +56,7 @@ class GgufHeader:
 
 
 def read_gguf_header(path: Path) -> GgufHeader:
-    """Reads and checks the header. If `path` is the first of several parts, reads all headers. Raises UserError."""
+    """Reads and checks the header. If `path` is the first of several parts, reads all headers."""
     first = _read_header(path)
     count = first.fields.integer("split.count", 0, _MAX_PARTS, 1)
     if count < 2:

@@ -1,4 +1,4 @@
-"""A GGUF file's config, places of tensors, text files, and best storage."""
+"""Reads a GGUF file's config, places of tensors and text files, and chooses its storage."""
 
 import re
 from collections import Counter
@@ -40,7 +40,7 @@ class GgufModel:
 
     @staticmethod
     def open(path: Path) -> "GgufModel":
-        """Raises UserError."""
+        """Reads the file's header."""
         header = read_gguf_header(path)
         qkv, o, mlp = (f"blk.0.{part}.bias" in header.tensors for part in _BIASED)
         config = ModelConfig.from_huggingface(huggingface_config(header), f"{path}, as config.json")
@@ -56,13 +56,13 @@ class GgufModel:
         return stem_of(self.path.name)
 
     def text(self) -> tuple[dict[str, bytes], str | None]:
-        """Returns (all files except weights, why the tokenizer is missing or None). Takes up to 0.5 s. Raises
-        UserError."""
+        """Returns (file name -> content, why the tokenizer is missing or None). Takes up to 0.5 s."""
         files, notice = text_files(self.header, self.config.vocab_size)
         return config_files(self.header) | files, notice
 
     def storage(self, precision: Precision | None) -> Storage:
-        """Returns a pack's storage. Default: the storage that rounds fewest weights. Raises UserError, ReadFault."""
+        """Returns a pack's storage. Without `precision`, it is the storage that rounds fewest weights. Raises
+        UserError, ReadFault."""
         storage, vectors = self._matrix_storage(precision), []
         for key, blob in model_spec(self.config).blobs.items():
             if storage.of_blob(key).of_vectors is Precision.BF16:
@@ -127,7 +127,6 @@ def gguf_name(source: str) -> str:
 
 
 def gguf_tensors(header: GgufHeader, config: ModelConfig) -> dict[str, BlockTensor]:
-    """Returns tensors by checkpoint name. Raises UserError."""
     found: dict[str, BlockTensor] = {}
     known = {FREQUENCIES}
     for source, shape in model_spec(config).source_shapes.items():

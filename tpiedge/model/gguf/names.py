@@ -1,4 +1,4 @@
-"""Names of GGUF files: how a file is quantised, which parts a split file has, which file a tag means."""
+"""Parses names of GGUF files: how a file is quantised, which parts a split file has, which file a tag means."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -54,7 +54,7 @@ def models_in(names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def chosen_gguf(repo: str, tag: str, sizes: Mapping[str, int]) -> list[str]:
-    """Returns the files that `tag` means: a quantisation, or a file's name without its ending. `sizes`: the bytes of
+    """Returns the files that `tag` means: a quantisation, or a file's name without its ending. `sizes` has the bytes of
     all files of `repo`. Raises a UserError that lists the readable models."""
     models = models_in(sizes)
     if not models:
@@ -71,7 +71,7 @@ def chosen_gguf(repo: str, tag: str, sizes: Mapping[str, int]) -> list[str]:
 
 
 def offered(repo: str, sizes: Mapping[str, int]) -> str:
-    """Lists the readable models of `repo` as people type them, the smallest first. `sizes`: bytes of all files."""
+    """Lists the readable models of `repo` as people type them, the smallest first. `sizes`: the bytes of all files."""
     models = models_in(sizes)
     shown: list[tuple[int, str]] = []
     for stem, names in models.items():
@@ -89,7 +89,6 @@ def _called(models: Mapping[str, list[str]], tag: str) -> list[str]:
 
 
 def _is_readable(quant: str) -> bool:
-    """Whether tpiedge reads files with this tag. Without a tag, the answer is True."""
     return not _UNREADABLE.match(quant)
 
 

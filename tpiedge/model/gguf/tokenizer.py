@@ -1,5 +1,5 @@
 """Translates a GGUF file's tokenizer to tokenizer.json and tokenizer_config.json. "gpt2" is byte-level BPE;
-`tokenizer.ggml.pre` names its cut of the text. "llama" is SentencePiece's BPE; scores give the order of its merges."""
+`tokenizer.ggml.pre` names its rule for cutting text. "llama" is SentencePiece's BPE; scores order its merges."""
 
 import json
 import re
@@ -33,7 +33,7 @@ _CASED_WORDS = (
 
 @dataclass(frozen=True)
 class _Cut:
-    """The way in which a family cuts text before merges. Without `pattern`, the cut is that of GPT-2."""
+    """A family's way of cutting text before merges. Without `pattern`, it is that of GPT-2."""
 
     pattern: str | None = None
     digits: bool = False  # first cuts off each digit
@@ -111,7 +111,7 @@ def _vocabulary(header: GgufHeader, vocab_size: int) -> _Vocabulary:
 
 
 def _tokenizer_of(header: GgufHeader, vocabulary: _Vocabulary) -> tuple[bool, dict[str, object]]:
-    """Returns (whether BOS is added by default, the object of tokenizer.json)."""
+    """Returns (whether BOS is added by default, tokenizer.json's object)."""
     kind = str(header.fields.raw("tokenizer.ggml.model"))
     if kind == "llama":
         return True, _sentencepiece(header, vocabulary)
@@ -174,7 +174,7 @@ def _sentencepiece(header: GgufHeader, vocabulary: _Vocabulary) -> dict[str, obj
 
 
 def _merges_by_score(vocabulary: _Vocabulary) -> list[str]:
-    """Returns the merges by their scores, best first, as SentencePiece orders them. Raises _NoTokenizer."""
+    """Returns the merges by their scores, best first, as SentencePiece orders them."""
     pieces = {
         token: score
         for token, kind, score in zip(vocabulary.tokens, vocabulary.kinds, vocabulary.scores, strict=True)
