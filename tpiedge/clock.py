@@ -1,11 +1,11 @@
-"""Clocks are constructor arguments, so that tests move time by hand."""
+"""Clocks are constructor arguments, so that tests can set the time."""
 
 import time
 from typing import Protocol
 
 
 class Clock(Protocol):
-    """Seconds that never run backwards, from an arbitrary origin."""
+    """A monotonic clock in seconds, with an arbitrary origin."""
 
     def now(self) -> float: ...
 

@@ -26,7 +26,7 @@ _PEER_LOST = re.compile(r"node (\d{1,9})(?: \(([^)]*)\))? was lost during ([^:]*
 
 
 class TpiedgeError(Exception):
-    """`exit_code` is the status of a command that ends with the error."""
+    """`exit_code` is the exit status of a command that ends with the error."""
 
     exit_code = 1
 
@@ -52,7 +52,7 @@ class PeerError(TpiedgeError):
 
 
 class PeerLost(PeerError):
-    """A peer died, froze or was cut off. `waited_for`: like "allreduce of step 4"."""
+    """A peer died, froze or was cut off. `waited_for` names the operation that waited, like "allreduce of step 4"."""
 
     def __init__(self, rank: int, waited_for: str, cause: str, host: str = "") -> None:
         where = f" ({host})" if host else ""
@@ -69,7 +69,7 @@ class PeerLost(PeerError):
 
 
 class ProtocolError(PeerError):
-    """A message breaks the protocol: unknown kind, wrong field, wrong size."""
+    """A message breaks the protocol."""
 
 
 class Misconduct(ProtocolError):
@@ -85,11 +85,11 @@ class ResourceError(TpiedgeError):
 
 
 class OutOfMemory(ResourceError):
-    """Memory is short, by the plan's arithmetic or by the operating system."""
+    """Memory is short, as the planner or the operating system finds."""
 
 
 class DiskFull(ResourceError):
-    """The disk lacks space to finish writing."""
+    """The disk lacks space."""
 
     @classmethod
     def at(cls, path: Path) -> "DiskFull":
@@ -98,7 +98,7 @@ class DiskFull(ResourceError):
 
     @classmethod
     def of_inodes(cls, path: Path) -> "DiskFull | None":
-        """Returns the error if the file system has no inodes left."""
+        """Returns the error if the file system of `path` has no inodes, else None."""
         folder = next((one for one in (path, *path.absolute().parents) if one.exists()), Path("/"))
         found = os.statvfs(folder)
         if not found.f_files or found.f_favail or not found.f_bavail:
@@ -110,7 +110,7 @@ class DiskFull(ResourceError):
 
 
 def cannot_write(path: Path, error: OSError, words: str = "") -> TpiedgeError:
-    """Returns DiskFull, or a UserError that says `words`."""
+    """Returns DiskFull if space is lacking, else a UserError. `words` replaces the default text of the UserError."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return DiskFull.at(path)
     return UserError(words or f"cannot write {path}: {error.strerror}")
@@ -122,11 +122,11 @@ class ReadFault(ResourceError):
 
 
 class ChildLost(ResourceError):
-    """A request's process died repeatedly or did not start. The request may be repeated."""
+    """A request's child process died repeatedly or did not start. The client may repeat the request."""
 
 
 class IntegrityError(ResourceError):
-    """`what` names the damaged range of `path`."""
+    """`what` names the damaged range of the file `path`."""
 
     def __init__(self, path: Path, what: str) -> None:
         super().__init__(

@@ -19,13 +19,14 @@ _OWN_SIGNALS: Final = (
 
 
 def die_with_parent(death_signal: signal.Signals = signal.SIGKILL) -> None:
-    """Has Linux send `death_signal` when the thread that started this process ends. Forks do not inherit this."""
+    """Makes Linux send `death_signal` to this process when the thread that started it ends. Forks do not inherit
+    this."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, death_signal, 0, 0, 0)
 
 
 def killed_from_outside(status: int) -> bool:
-    """Whether the system or a person killed the process."""
+    """Whether the system or a person killed the process. A negative `status` is minus the signal's number."""
     return status < 0 and -status not in _OWN_SIGNALS
 
 
@@ -33,7 +34,7 @@ def guard(
     on_orphaned: Callable[[], None],
     death_signal: signal.Signals = signal.SIGKILL,
 ) -> None:
-    """Calls `on_orphaned` when the parent is gone. A thread reads standard input."""
+    """Calls `die_with_parent`, and starts a thread that calls `on_orphaned` once standard input ends."""
 
     def watch() -> None:
         while os.read(0, 4096):
@@ -57,7 +58,7 @@ _SECRET_WORDS: Final = ("KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIAL")
 
 
 def child_environment(environment: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Returns the variables of `environment` that a child gets."""
+    """Returns the variables of `environment` (None: this process's) that a child process may have."""
     own = os.environ if environment is None else environment
     return {
         name: text
@@ -67,7 +68,7 @@ def child_environment(environment: Mapping[str, str] | None = None) -> dict[str,
 
 
 def raise_oom_score(score: int) -> None:
-    """Increases the OOM killer's score of this process and later children."""
+    """Raises this process's OOM score to `score`, unless it is higher. Later children inherit it."""
     own = Path("/proc/self/oom_score_adj")
     with suppress(OSError):
         if int(own.read_text(encoding="ascii")) < score:

@@ -20,7 +20,8 @@ def find_library(folder: Path) -> Path | None:
 
 
 def load_library(path: Path, abi: str, version: int, signatures: Signatures) -> ctypes.CDLL:
-    """Loads a library and declares its functions. Raises OSError, OtherVersion."""
+    """Loads a library and declares its functions. Its function named `abi` must return `version`. Raises OSError,
+    OtherVersion."""
     dll = ctypes.CDLL(str(path))
     try:
         found = getattr(dll, abi)()

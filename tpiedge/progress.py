@@ -1,4 +1,4 @@
-"""Shows progress on standard error; on a terminal, in a live line."""
+"""Shows progress on standard error."""
 
 import sys
 from collections.abc import Callable
@@ -17,7 +17,7 @@ def say(line: str) -> None:
 
 
 class LiveLine:
-    """A line of progress: replaced in place on a terminal, else printed every 5 s. Call `finish` last."""
+    """A line of progress, updated in place on a terminal, else printed every 5 s. Call `finish` last."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or MonotonicClock()
@@ -44,7 +44,7 @@ class LiveLine:
 
 
 class ByteProgress:
-    """Shows progress when called with (done, total). Call `finish(done)` last."""
+    """Shows progress when called with (bytes done, bytes in total). Call `finish` last."""
 
     def __init__(self, label: str, clock: Clock | None = None) -> None:
         self._label = label

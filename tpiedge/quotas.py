@@ -1,6 +1,7 @@
-"""Quotas: each client may use part of a total. Pure. A client is an API key or an address.
+"""Limits each client's use of a total. Pure. A client is an API key or an address.
 
-Law: no client has more than half of the total, rounded up, nor more than others leave."""
+Law: a client's use grows to at most half of the total, rounded up, and to at most what was free before.
+"""
 
 import heapq
 from collections import Counter, deque
@@ -12,13 +13,13 @@ def quota_of(total: int) -> int:
 
 
 def within_quota(own: int, taken: int, total: int, count: int = 1) -> bool:
-    """Whether a client with `own` may have `count` more. `taken`: what all clients have."""
+    """Whether a client that uses `own` may use `count` more. `taken` is the use of all clients."""
     return count == 0 or own + count <= min(quota_of(total), total - taken)
 
 
 def over_quota(held: Sequence[tuple[str, int]], total: int) -> Iterator[int]:
-    """Yields indexes of `held` (client, amount; oldest first) to drop until the law holds. The client that holds most
-    loses its oldest entry."""
+    """Yields the indexes of entries to drop until the law holds. `held` has (client, amount) pairs, the oldest first.
+    The client that holds most loses its oldest entry."""
     of_clients: dict[str, deque[int]] = {}
     for number, (client, _) in enumerate(held):
         of_clients.setdefault(client, deque()).append(number)
@@ -36,7 +37,7 @@ def over_quota(held: Sequence[tuple[str, int]], total: int) -> Iterator[int]:
 
 
 class ClientQuotas:
-    """Amounts that clients use of `total`."""
+    """Counts how much of `total` each client uses."""
 
     def __init__(self, total: int) -> None:
         self._total = total

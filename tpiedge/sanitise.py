@@ -1,4 +1,4 @@
-"""Makes foreign text safe for logs and terminals; limits warnings."""
+"""Makes foreign text safe for logs and terminals. Limits the number of warnings."""
 
 import logging
 import threading
@@ -11,7 +11,7 @@ WINDOW_S: Final = 60.0
 
 
 def sanitised(text: str, kept: str = "") -> str:
-    """Replaces unprintable characters, except those in `kept`, by blanks."""
+    """Replaces unprintable characters by blanks, except the characters in `kept`."""
     return "".join(one if one.isprintable() or one in kept else " " for one in text)
 
 
@@ -23,19 +23,19 @@ def sanitised_line(text: object, limit: int = 1000) -> str:
 
 
 def sanitised_name(name: str) -> str:
-    """Returns the name that a peer gives itself: shortened, ASCII, never empty."""
+    """Cuts a peer's own name to 64 printable ASCII characters. Returns "unnamed" if none are left."""
     clean = "".join(one for one in name if one.isprintable() and one.isascii())
     return clean[:64].strip() or "unnamed"
 
 
 def quote(value: object, limit: int = 60) -> str:
-    """Returns `value` as Python writes it, in ASCII, cut to `limit` characters."""
+    """Returns `ascii(value)`, cut to `limit` characters."""
     text = ascii(value)
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
 class RateLimitedLog:
-    """Logs at most LINES warnings within WINDOW_S; counts the others. Thread-safe."""
+    """Logs at most LINES warnings in WINDOW_S seconds, and counts the others. Thread-safe."""
 
     def __init__(self, log: logging.Logger, now: Callable[[], float] = time.monotonic) -> None:
         self._log = log

@@ -11,7 +11,7 @@ _log = logging.getLogger(__name__)
 
 
 class Supervisor:
-    """Watches threads. The failing thread calls `on_failure` for the first failure."""
+    """Catches exceptions that end threads, within a `with` block. The first failed thread calls `on_failure`."""
 
     def __init__(self, on_failure: Callable[[InternalError], None] | None = None) -> None:
         self.failure: InternalError | None = None  # the first one; for any thread

@@ -41,7 +41,7 @@ def parse_bytes(text: str) -> int:
 
 
 def format_bytes(count: float) -> str:
-    """Writes 1536000 as '1.5 MB' (powers of 1000). Takes any number."""
+    """Writes 1536000 as '1.5 MB' (powers of 1000)."""
     if count < 0:
         return f"-{format_bytes(-count)}"
     if count >= _MOST_BYTES:
@@ -57,7 +57,7 @@ def format_bytes(count: float) -> str:
 
 
 def format_least(count: float) -> str:
-    """Writes 1_500_001 as '2 MB', rounded up."""
+    """Writes 1_500_001 as '2 MB': rounds up to whole MB."""
     return f"{-(-math.ceil(count) // 1_000_000)} MB" if abs(count) < _MOST_BYTES else format_bytes(count)
 
 

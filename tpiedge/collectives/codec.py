@@ -32,7 +32,7 @@ def header_of(wire: SummandPrecision, shape: Shape, itemsize: int = 4) -> Tensor
 
 
 def encode_array(wire: SummandPrecision, array: Summable) -> Buffer:
-    """Returns a contiguous matrix's bytes, perhaps without a copy."""
+    """Encodes a contiguous matrix in the precision `wire`, perhaps without a copy."""
     if wire in EXACT:
         return array.data.cast("B") if array.size else b""
     library = packing_library()
@@ -73,7 +73,8 @@ def rounded(wire: SummandPrecision, array: Summable) -> Summable:
 
 
 def read_array(envelope: Envelope, rank: int, shape: Shape, wire: SummandPrecision | None) -> Summable | None:
-    """Returns the decoded tensor, perhaps read-only. Raises Misconduct. `wire` None: the header chooses f32 or bf16."""
+    """Decodes a message's tensor, if any, perhaps as read-only. If `wire` is None, the header chooses f32 or bf16.
+    Raises Misconduct."""
     if envelope.tensor is None:
         return None
     header = envelope.message.tensor  # type: ignore[attr-defined]

@@ -35,7 +35,7 @@ class Route:
 
 
 class Doing(NamedTuple):
-    """The reason for a wait."""
+    """The operation that waits."""
 
     operation: str
     place: Tag | str
@@ -52,7 +52,7 @@ class Liveness(Protocol):
         ...
 
     def check_idle(self, rank: int, waiting_for: str) -> None:
-        """Raises PeerLost unless `rank` lives. Progress is not required."""
+        """Raises PeerLost unless `rank` lives."""
         ...
 
 
@@ -96,7 +96,7 @@ class Communicator:
         self._begun[tag] = partial if contributes else torch.zeros_like(partial)
 
     def finish_all_reduce(self, tag: Tag) -> torch.Tensor:
-        """Returns the sum, in memory of its own. Sets `cancelled`."""
+        """Returns the sum, in new memory. Sets `cancelled`."""
         self.cancelled = self._cancelled_step == tag.step
         return self._begun.pop(tag)
 
@@ -105,16 +105,17 @@ class Communicator:
         return hidden
 
     def send_up(self, _part: torch.Tensor, rank: int, _tag: Tag) -> torch.Tensor | None:
-        """Sends a part (f32, 2-D) from `rank` to rank 0, and returns it on rank 0. Rank 0's `_part` gives the shape."""
+        """Sends a part (f32, 2-D) from `rank` to rank 0. Returns it on rank 0, else None. Rank 0's `_part` gives the
+        shape."""
         raise InternalError(f"there is no rank {rank}")
 
     def send_down(self, _part: torch.Tensor, rank: int, _tag: Tag) -> torch.Tensor | None:
-        """Sends a part from rank 0 to `rank`, and returns it on `rank`."""
+        """Sends a part from rank 0 to `rank`. Returns it on `rank`, else None."""
         raise InternalError(f"there is no rank {rank}")
 
 
 class DeadlineLiveness:
-    """Lets every wait last `timeout_s`; a new `waiting_for` begins a new wait."""
+    """Limits every wait to `timeout_s`. A new `waiting_for` begins a new wait."""
 
     def __init__(self, clock: Clock, timeout_s: float) -> None:
         self._clock = clock

@@ -1,9 +1,7 @@
-"""The collectives. All add in the order of ranks and give the same bits.
+"""The collectives add in the order of ranks and give the same bits.
 
-Star (TPI-LLM, section 3.2): all ranks send their parts to rank 0, which sends the sum back. It takes two latencies and
-2 (N - 1) messages over rank 0's links. Mesh: each rank sends its part to all. It takes one latency and N (N - 1)
-messages. Two-shot: each rank sums one slice and sends the sum to all. It takes two latencies, and each rank sends about
-twice the matrix.
+Star (TPI-LLM, section 3.2): all ranks send their parts to rank 0, which sends the sum back. Mesh: each rank sends its
+part to all. Two-shot: each rank sums one slice and sends the sum to all.
 """
 
 from collections.abc import Sequence
@@ -55,7 +53,7 @@ class AllReduce:
         pass
 
     def finish(self) -> Summable:
-        """Returns the sum, in memory of its own. After this call `cancel` is final."""
+        """Returns the sum, in new memory. After this call `cancel` is final."""
         raise NotImplementedError
 
     def _room(self) -> Summable:
@@ -131,7 +129,7 @@ class Mesh(AllReduce):
 
 
 def cut(array: Summable, count: int) -> list[Summable]:
-    """Returns `count` nearly equal views, some perhaps empty. int8 groups stay whole."""
+    """Cuts `array` into `count` views of nearly equal size, perhaps empty. int8 groups stay whole."""
     rows, columns = array.shape
     unit = columns if columns % INT8_GROUP else INT8_GROUP
     units = rows * columns // unit
@@ -192,7 +190,6 @@ class TwoShot(AllReduce):
         return self.total
 
     def _put(self, slices: list[Summable], rank: int, values: Summable) -> list[Summable]:
-        """Puts a slice's sum into `total`. Returns the new slices of `total`."""
         assert self.total is not None  # since `advance`
         total = widened(self.total, values)
         if total is not self.total:

@@ -46,8 +46,9 @@ class FastPath:
     def reduce(
         self, name: CollectiveName, wire: SummandPrecision, own: Summable, tag: Tag
     ) -> tuple[int, Summable | None]:
-        """Sums into `own`. Returns (0, `own`) when the sum is complete. Otherwise returns how many peers have the first
-        message, and None. If a star's root has begun to send, its unrounded sum takes the place of None."""
+        """Sums into `own`. Returns (0, `own`) when the sum is complete. Otherwise returns how many peers have this
+        rank's first message, and None. If a star's root has begun to send, its unrounded sum takes the place of
+        None."""
         if own.itemsize != _ITEM_BYTES:
             return 0, None
         prepared = self._prepared(name, wire, own.shape)

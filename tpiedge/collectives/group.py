@@ -1,4 +1,4 @@
-"""The communicator of several ranks."""
+"""Implements the communicator for several ranks."""
 
 from collections import Counter
 from collections.abc import Mapping, Set
@@ -22,7 +22,7 @@ COLLECTIVES: Final[Mapping[str, type[AllReduce]]] = {"star": Star, "mesh": Mesh,
 
 
 class Group(Communicator):
-    """The caller closes `endpoint`. `linked`: every rank has a link to every other."""
+    """The caller closes `endpoint`. `linked` means that every rank has a link to every other."""
 
     def __init__(
         self,

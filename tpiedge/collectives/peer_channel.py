@@ -1,7 +1,7 @@
 """Sorts one rank's messages of the tensor plane into awaited, early and late ones.
 
 Early messages are held up to a limit; late ones are dropped. Misconduct is raised if a sender speaks for another rank,
-or may not send such a message. Waits ask Liveness every 50 ms.
+or may not send such a message.
 """
 
 from collections.abc import Container, Iterable, Iterator, Sequence, Set

@@ -1,8 +1,8 @@
 """Sums the collectives' tensors in the order of ranks.
 
-Quantised models sum integers exactly. A part is narrow (int32) or wide (int64). The sum is wide if any part is wide.
-Numbers of narrow parts are at most (2^31 - 1) // size, those of wide parts at most LARGEST. So no sum overflows. A
-larger number counts as not finite, and its sum is NOT_A_NUMBER.
+A part of integers is narrow (int32) or wide (int64). The sum is wide if any part is wide. Numbers of narrow parts are
+at most (2^31 - 1) // size, those of wide parts at most LARGEST. So no sum overflows. A larger number counts as not
+finite, and its sum is NOT_A_NUMBER.
 """
 
 from collections.abc import Mapping
@@ -78,8 +78,8 @@ def ordered_sum(parts: Parts, out: Summable) -> Summable:
 
 
 def check_sum(total: Summable, parts: Parts, what: object, adds: int | None = None) -> None:
-    """Raises Misconduct or ProtocolError for a sum that is not finite. `adds`: the rank that adds, if it may blame no
-    other."""
+    """Raises Misconduct or ProtocolError for a sum that is not finite. `adds` is the summing rank if it may blame no
+    other, else None."""
     if is_finite(total):
         return
     given = {rank: part for rank, part in sorted(parts.items()) if part is not None}

@@ -1,11 +1,11 @@
-"""Plans steps: chooses the tokens of each step. Pure.
+"""Chooses the tokens of each step. Pure.
 
-1. Sequences begin in order of arrival, once a slot and pages for all their tokens are free. A sequence waits for a
-   shared page that another sequence is computing.
-2. If no page is free, the youngest sequence is preempted. It then waits at the head of the queue.
-3. Prompts may make a step `_MAX_SLOWDOWN` times as long as its answers alone. A step without answers may take
-   `_STEP_S`, or twice the least step's time. The oldest prompt gets a fixed part of the prompts' tokens. The prompts
-   with the fewest tokens left get the rest.
+1. Sequences begin in order of arrival, once a slot and pages for all tokens are free. A sequence waits while another
+   sequence computes a page that both share.
+2. If no page is free, the youngest sequence is preempted. It then waits first in the queue.
+3. Prompts may make a step `_MAX_SLOWDOWN` times as long as its answers alone. Without answers, a step may take
+   `_STEP_S` or, if that is more, twice the time of one token. The oldest prompt gets a fixed part of the prompt tokens.
+   Prompts with the fewest tokens left get the rest.
 4. A page is published when all its tokens are decided and computed.
 """
 
@@ -40,7 +40,7 @@ _MOST_PAGES: Final = MAX_PAGES // 2
 
 @dataclass(frozen=True)
 class Batch:
-    """One step. Pieces that decode come first; they have `decode_tokens` tokens."""
+    """The plan of one step. Pieces that decode come first; `decode_tokens` counts their tokens."""
 
     pieces: tuple[StepPiece, ...]
     tables: tuple[TableChange, ...]
@@ -58,8 +58,8 @@ class Batch:
 
 
 class Batcher:
-    """Plans steps. `speculate` is the most guesses of a sequence in a step. The caller adds measured times to
-    `cost`."""
+    """`step_tokens` limits a step's tokens, `sequences` the running sequences, and `speculate` the guesses for one
+    sequence in a step. The caller adds measured times to `cost`."""
 
     def __init__(self, pool: PagePool, step_tokens: int, sequences: int = 1, speculate: int = 0) -> None:
         self._pool, self.cost = pool, StepCost()
@@ -96,7 +96,7 @@ class Batcher:
         return sequence
 
     def to_save(self, most_pages: int) -> tuple[tuple[int, ...], tuple[SavedSequence, ...]]:
-        """Returns at most `most_pages` pages of running sequences, and these sequences. The oldest comes first."""
+        """Returns at most `most_pages` pages to save, and the running sequences that use them, the oldest first."""
         places: dict[int, int] = {}
         saved: list[SavedSequence] = []
         for one in self._running:
@@ -112,7 +112,8 @@ class Batcher:
         return tuple(places), tuple(saved)
 
     def adopt(self, sequences: Sequence[SavedSequence], pages: int, *, private: bool) -> None:
-        """Holds the first `pages` pages until `add` takes them. `private`: no other sequence may share them."""
+        """Holds the pool's first `pages` pages for restored `sequences`, until `add` takes them. `private`: no other
+        sequence may share these pages."""
         self._private = private
         self._restored = {one.request: one for one in sequences}
         allocated = [self._pool.allocate() for _ in range(pages)]
@@ -122,7 +123,8 @@ class Batcher:
         self._pool.give_back(allocated)
 
     def free_restored(self, *, claimed: bool = False) -> bool:
-        """Frees restored pages that no request has claimed, if any. `claimed`: also those of waiting sequences."""
+        """Frees restored pages that no request has claimed; with `claimed`, also pages that waiting sequences claimed.
+        Returns whether there were any."""
         found, self._restored = list(self._restored.values()), {}
         for sequence in self._waiting if claimed else ():
             if sequence.restored is not None:
@@ -155,14 +157,14 @@ class Batcher:
         return Batch(tuple(pieces), tables, self._pool.discarded(left), segments, decode_tokens)
 
     def undrawn(self, piece: StepPiece) -> None:
-        """Pauses the sequence of the piece, because its mask is missing."""
+        """Pauses the piece's sequence, because its next mask is missing."""
         sequence = piece.sequence
         sequence.undrawn = True
         sequence.done = piece.stop - piece.drafted - 1
         self._publish(sequence)
 
     def decided(self, piece: StepPiece, tokens: Sequence[int]) -> None:
-        """Notes the tokens drawn after a piece. No token is drawn within a prompt."""
+        """Records the tokens drawn after `piece`; there are none within a prompt."""
         sequence = piece.sequence
         sequence.undrawn = False
         sequence.done = piece.stop - piece.drafted + max(0, len(tokens) - 1)

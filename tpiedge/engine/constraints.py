@@ -1,4 +1,4 @@
-"""Constraints of rank 0's requests, and limits of the waits for masks."""
+"""Constrains rank 0's answers to grammars, and limits how long steps wait for masks."""
 
 import logging
 import time
@@ -19,7 +19,8 @@ T = TypeVar("T")
 
 
 class TriggeredConstraint:
-    """A grammar from a trigger token until its text may end. A failed grammar no longer applies."""
+    """A grammar that applies from a trigger token until its text may end. If the grammar fails, the answer continues
+    without it."""
 
     def __init__(self, constraint: Constraint, grammar: Grammar, request: GenerationRequest) -> None:
         self._constraint = constraint
@@ -136,7 +137,7 @@ _LONE_S: Final = 0.05
 def start_constraint(
     grammars: Grammars, request: GenerationRequest, group: str = ""
 ) -> AnswerConstraint | None:
-    """Starts to compile the request's grammar, if any. Raises UserError."""
+    """Starts to compile the request's grammar. Returns None if no grammar applies. Raises UserError."""
     grammar = request.grammar
     if grammar is None:
         return None
@@ -152,7 +153,7 @@ def start_constraint(
 
 
 class GrammarPreparations:
-    """The constraints of an epoch's future requests."""
+    """Compiles grammars of an epoch's future requests."""
 
     def __init__(self, epoch: int, grammars: Grammars) -> None:
         self._epoch, self._grammars = epoch, grammars
@@ -171,14 +172,14 @@ class GrammarPreparations:
         self._untold.add(request.id)
 
     def claim(self, request: GenerationRequest) -> AnswerConstraint | None:
-        """Returns a request's constraint, whether or not its grammar is compiled. Raises UserError."""
+        """Returns the request's constraint, which may be compiling still. Raises UserError."""
         if request.id not in self._prepared:
             return start_constraint(self._grammars, request)
         self._untold.discard(request.id)
         return self._prepared.pop(request.id)
 
     def news(self) -> list[Compiled | Failed]:
-        """Lists the grammars that were compiled, or failed, since the last call."""
+        """Returns a message for each grammar that was compiled, or failed, since the last call."""
         found: list[Compiled | Failed] = []
         for name in [name for name in self._prepared if name in self._untold]:
             constraint = self._prepared[name]
@@ -204,7 +205,7 @@ class GrammarPreparations:
 
 
 def end_constraint(constraint: AnswerConstraint | None) -> float:
-    """Closes the constraint. Returns its processor seconds."""
+    """Closes the constraint, if any. Returns its CPU seconds since the last `take_spent`."""
     if constraint is None:
         return 0.0
     constraint.close()
@@ -216,8 +217,7 @@ def failed(epoch: int, request: str, error: Exception, spent_s: float = 0.0) -> 
 
 
 class MaskWaits:
-    """Limits how long a step waits for masks in all. `wait` blocks until a constraint has news, or its seconds are
-    over."""
+    """Limits a step's total wait for masks. `wait` blocks until a constraint has news or the given seconds are over."""
 
     def __init__(
         self,

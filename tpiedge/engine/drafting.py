@@ -1,11 +1,10 @@
-"""Drafts tokens from a sequence's own text (prompt lookup decoding), and decides how many a step takes. Pure.
+"""Drafts tokens from a sequence's own text (prompt lookup decoding), and decides how many drafts a step takes. Pure.
 
-1. A guess repeats what followed an earlier match of the text's end: the longest match, or the latest of equally long
-   ones. After a long match failed, the guess continues near the failed place.
-2. `append` takes constant time, `draft` at most `_CANDIDATES` comparisons.
-3. A step takes the guesses that maximise its expected tokens per second.
-4. Drafts cost a sequence at most `_RISK` of its other time, plus the time of `_CREDIT` tokens. What earlier drafts
-   gained may be lost again, up to the time of `_GAINED` tokens.
+1. A guess repeats the tokens after an earlier match of the text's end. The longest match counts, and the latest of
+   equally long ones. After a long match failed, the guess continues near the failed place.
+2. A step takes the guesses that maximise its expected tokens per second.
+3. Drafts may cost a sequence the part `_RISK` of its other time, plus the time of `_CREDIT` tokens. They may also cost
+   the time that earlier drafts saved, up to the time of `_GAINED` tokens.
 """
 
 from array import array
@@ -27,7 +26,8 @@ _REACH: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Guess:
-    """Tokens that may come next. The first `sure` are certain. `matched`: how many tokens before them matched."""
+    """Tokens that may come next. The first `sure` tokens are certain. `matched` is the length of the match before
+    them."""
 
     ids: tuple[int, ...] = ()
     matched: int = 0
@@ -38,7 +38,7 @@ NO_GUESS: Final = Guess()
 
 
 class PromptLookup:
-    """Finds earlier text by pairs of tokens, as LZ77 does."""
+    """Finds earlier matches of the text's end by token pairs, as LZ77 does."""
 
     def __init__(self, ids: Iterable[int] = ()) -> None:
         self._ids = array("I")
@@ -161,7 +161,7 @@ class DraftLength:
         self._lost_s = self._plain_s = self._token_s = 0.0
 
     def chances(self, guess: Guess) -> Iterator[float]:
-        """Yields the chance that each beginning of the guess is right, the shortest beginning first."""
+        """Yields the probabilities that the first 1, 2, 3, ... tokens of the guess are all right."""
         kinds = [_kind(guess.matched + i) for i in range(guess.sure, len(guess.ids))]
         sure = [1.0] * min(guess.sure, len(guess.ids))
         return accumulate(sure + [self._right[kind] / self._seen[kind] for kind in kinds], mul)
@@ -172,13 +172,13 @@ class DraftLength:
         return max(0.0, _STAKE * left_s)
 
     def taken(self, seconds: float, token_s: float) -> None:
-        """Notes a step's times: `seconds` for drafts, `token_s` for a token without drafts."""
+        """Records a step's times: `seconds` for its drafts, and `token_s` for one token without drafts."""
         self._token_s = token_s
         self._plain_s += token_s
         self._lost_s += seconds
 
     def learn(self, guess: Guess, tokens: Sequence[int]) -> None:
-        """Notes the one or more tokens that were drawn after the guess."""
+        """Compares the guess with the tokens that were drawn (at least one)."""
         for i, (guessed, token) in enumerate(zip(guess.ids, tokens, strict=False)):
             if i >= guess.sure:
                 kind = _kind(guess.matched + i)
@@ -196,8 +196,8 @@ def _kind(matched: int) -> int:
 
 
 def allot(bids: Sequence[tuple[DraftLength, Guess]], rows: int, cost: StepCost, most: int) -> list[int]:
-    """Decides and notes how many tokens of each guess to take, `most` in all. `bids`: all decoding sequences. `rows`:
-    the step's rows without drafts."""
+    """Returns how many tokens of each guess to take, at most `most` in all, and records their cost. `bids` has one
+    entry per decoding sequence. `rows` counts rows without drafts."""
     counts = [0] * len(bids)
     plain_s = cost.seconds(rows)
     if plain_s is None:
@@ -215,7 +215,6 @@ def allot(bids: Sequence[tuple[DraftLength, Guess]], rows: int, cost: StepCost, 
 def _likeliest(
     bids: Sequence[tuple[DraftLength, Guess]], rows: int, cost: StepCost
 ) -> list[tuple[float, int]]:
-    """Returns (chance, index in `bids`) of affordable tokens, the likeliest first."""
     found: list[tuple[float, int]] = []
     for index, (drafting, guess) in enumerate(bids):
         within = cost.rows_within((cost.seconds(rows) or 0.0) + drafting.affordable_s, rows + len(guess.ids))

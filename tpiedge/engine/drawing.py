@@ -36,7 +36,7 @@ Scored: TypeAlias = tuple[tuple[int, float], ...]
 
 
 class Head:
-    """The final norm and the product with the vocabulary, tile by tile."""
+    """Computes the final norm and the LM head, tile by tile."""
 
     def __init__(self, config: ModelConfig, weights: NodeWeights, linear: Linear) -> None:
         self._config = config
@@ -44,7 +44,7 @@ class Head:
         self._linear = linear
 
     def logits(self, x_MH: Tensor, *, apart: bool = False, room: Tensor | None = None) -> Tensor:
-        """Returns f32 [M, V], in `room` if given. `apart`: a row's bits depend on no other row."""
+        """Returns f32 logits [M, V], in `room` if given. `apart`: no row's bits depend on other rows."""
         h_MH = self.states(x_MH)
         rows = NATIVE_TOKENS if apart else max(1, len(h_MH))
         logits_MV = torch.empty(len(h_MH), self._config.vocab_size) if room is None else room
@@ -58,7 +58,8 @@ class Head:
         return logits_MV
 
     def scores(self, x_MH: Tensor, ids_M: Tensor, likeliest: int = 0) -> tuple[list[float], list[Scored]]:
-        """Returns the log probability of each of `ids_M`, and the `likeliest` best tokens of each position."""
+        """Returns the log probability of each token of `ids_M`, and each position's `likeliest` most probable
+        tokens."""
         count = min(likeliest, self._config.vocab_size)
         total_M = torch.full((len(ids_M),), -torch.inf)  # the logarithm of the sum of exponentials so far
         own_M = torch.empty(len(ids_M))
@@ -135,7 +136,7 @@ class LiveRequest:
         return self.forced() is not None
 
     def forced(self) -> Sequence[int] | None:
-        """Returns the forced tokens: an empty sequence if no token is forced, None while this is unknown."""
+        """Returns the tokens that the grammar forces next; None while they are unknown."""
         found: Sequence[int] | None = ()
         with refusing(self):
             found = () if self.constraint is None else self.constraint.forced()
@@ -187,7 +188,7 @@ class Drawing:
                 live.deferred = piece, own_MV.clone(), shared
 
     def draw_deferred(self, requests: Iterable[LiveRequest]) -> None:
-        """Draws tokens for answers whose masks came late."""
+        """Draws the tokens of earlier steps whose masks came late."""
         for live in requests:
             if live.deferred is not None and not live.sequence.undrawn:
                 live.deferred = None
@@ -238,7 +239,6 @@ class Drawing:
                 return
 
     def _score(self, live: LiveRequest, piece: StepPiece, x_TH: Tensor) -> None:
-        """Sends log probabilities of the prompt tokens after the piece's positions."""
         told = max(0, live.scored - piece.start - 1)
         following = live.sequence.request.prompt_ids[piece.start + 1 + told : piece.stop + 1]
         if not following:

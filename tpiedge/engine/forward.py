@@ -1,4 +1,4 @@
-"""The forward pass of one node: its slice of every layer, and the all-reduces that join the slices.
+"""The forward pass of one node: its slice of every layer, and the all-reduces that sum the slices.
 
 Shapes: T tokens of the step, C tokens of a chunk, H hidden size, n local query heads, K local KV heads, d head
 dimension, P padded rows of a head. The residual stream x_TH is f32 and identical on all nodes (TPI-LLM, section 3.1).
@@ -103,12 +103,12 @@ class Engine:
 
     @property
     def quantised(self) -> bool:
-        """Whether the matrices are quantised. Then a row's bits depend on no other row."""
+        """Whether the matrices are quantised."""
         return self._grids[0][0] is not None
 
     def run(self, x_TH: Tensor, plan: StepPlan) -> None:
-        """Computes all layers in `x_TH`, which holds embeddings on rank 0. Afterwards only the wanted rows are
-        complete. Raises PeerLost, ProtocolError, StepCancelled."""
+        """Computes all layers in place. On rank 0, `x_TH` holds embeddings. Afterwards only the rows that `plan` wants
+        are complete. Raises PeerLost, ProtocolError, StepCancelled."""
         self.cache.change(plan.tables, plan.discarded)
         self.cache.truncate(plan.segments)
         self.weights.make_room(self.cache.held_bytes)

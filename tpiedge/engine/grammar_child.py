@@ -1,9 +1,9 @@
-"""Compiles grammars and follows answers, in a process per grammar, without torch.
+"""Compiles grammars and computes token masks, without torch, in a process per grammar.
 
-A grammar may be hostile, so each child has limits. One of its two sockets carries frames. If the other is shut, the
-child ends; then that socket brings its `FATE`.
+A grammar may be hostile, so each child has limits. A child has two sockets. One carries frames, the other the child's
+`FATE`. Shutting the latter ends the child.
 
-Frames are as in `text_child.py`, with u32 numbers and an answer's number (0: the grammar):
+Frames are as in `text_child.py`, with an answer's number (0: the grammar). Integers have 32 bits:
 - received: `g` (JSON), `a` (drawn tokens), `d` (guessed tokens), `b` (restart tokens), `x` (end);
 - sent: `r` (pid), `y` (compiled; microseconds), `e` (error);
 - sent after `g`, `a`, `b`: `f` (number of used tokens of `b`, forced tokens), `m` (mask); after `d`: `d` (masks).
@@ -91,7 +91,6 @@ class _Nursery:
             watch.send(FATE.pack(os.waitstatus_to_exitcode(status), spent))
 
     def _take(self) -> bool:
-        """Starts the next child. Returns False once the parent is gone."""
         try:
             data, fds, _, _ = socket.recv_fds(self._link, 1, 2)
         except ConnectionError:
@@ -144,7 +143,7 @@ class _TokenizerWrapper:
 
 
 def _vocabulary(folder: Path, rows: int, end: int) -> "LLTokenizer | str":
-    """Returns the vocabulary, or the text of an error. The model has `rows` tokens."""
+    """Returns the vocabulary of `rows` tokens, or the text of an error."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     known = [limit for limit in (_READ_MEMORY, soft, hard) if limit != resource.RLIM_INFINITY]
     try:
@@ -236,7 +235,7 @@ class _FollowedAnswer:
         return masks
 
     def _replay(self, ids: "array.array[int]") -> int:
-        """Restarts the grammar with `ids`, up to a place where its text may end. Returns how many tokens it used."""
+        """Restarts the grammar with `ids`, up to a place where its text may end. Returns the number of used tokens."""
         self._matcher.reset()
         for kept, token in enumerate(ids):
             if self._matcher.is_accepting():

@@ -1,5 +1,4 @@
-"""The parent's side of `grammar_child.py`. No call here waits. If a child is killed from outside, it is restarted
-once."""
+"""Talks to `grammar_child.py`, without waiting. A child that was killed from outside is restarted once."""
 
 import contextlib
 import itertools
@@ -32,7 +31,8 @@ AGAIN_S: Final = 30.0
 
 
 class GrammarLink:
-    """The parent's sockets of a child. Shutting `watch` ends the child; then `watch` brings its `FATE`."""
+    """The parent's two sockets to a child. Shutting `watch` ends the child; `watch` then delivers the child's
+    `FATE`."""
 
     def __init__(self, session: socket.socket, watch: socket.socket) -> None:
         session.setblocking(False)
@@ -49,7 +49,7 @@ class GrammarLink:
 
     @staticmethod
     def through(parent: socket.socket) -> "GrammarLink":
-        """Returns a link to a new child of the process behind `parent`. Raises OSError."""
+        """Makes the process behind `parent` fork a child. Returns a link to the child. Raises OSError."""
         with contextlib.ExitStack() as undone, contextlib.ExitStack() as sent:
             pairs = []
             for _ in range(2):
@@ -147,7 +147,7 @@ def _processor_s(pid: int) -> float:
 
 
 class GrammarProcess:
-    """A grammar's process. Several answers may share it. Methods raise GrammarRefused and ChildLost."""
+    """Owns a grammar's process, which several answers may share. Methods raise GrammarRefused and ChildLost."""
 
     def __init__(
         self,
@@ -157,7 +157,7 @@ class GrammarProcess:
         *,
         again: bool,
     ) -> None:
-        """`fork` may raise OSError. `again`: the answer already has tokens."""
+        """`fork` starts the process and may raise OSError. `again`: the answer already has tokens."""
         self._query = json.dumps({"kind": grammar.kind, "text": grammar.text, "again": again}).encode("ascii")
         self._compile_s = AGAIN_S if again else COMPILE_S
         self._fork = fork
@@ -177,7 +177,7 @@ class GrammarProcess:
         return self._error is None and bool(self._answers)
 
     def join(self, hear: Callable[[bytes, bytes], None]) -> int:
-        """Returns a new answer's number. `ready` passes letter and body of the answer's frames to `hear`."""
+        """Adds an answer. Returns its number. `ready` passes letter and body of the answer's frames to `hear`."""
         number = 1 + next(self._numbers) % 0xFFFF  # frames of an answer that left may still come
         self._answers[number] = hear
         return number

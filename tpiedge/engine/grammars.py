@@ -44,8 +44,8 @@ _SLACK_S: Final = 1.0
 
 
 class Grammars:
-    """The grammar processes of one model with `rows` tokens. One thread makes all calls. When it ends, the processes
-    end."""
+    """Owns the grammar processes of a model with `rows` tokens. One thread makes all calls; the processes end with
+    it."""
 
     def __init__(self, folder: Path, rows: int) -> None:
         self._folder, self._rows = folder, rows
@@ -54,8 +54,8 @@ class Grammars:
         self._end = -1
 
     def start_compile(self, request: GenerationRequest, *, again: bool, group: str = "") -> "Constraint":
-        """Starts to compile a grammar. `again`: its answer already has tokens. Requests of a `group` share a process.
-        Raises GrammarRefused."""
+        """Starts to compile the request's grammar. `again`: the answer already has tokens. Requests of a `group` share
+        a process. Raises GrammarRefused."""
         if request.grammar is None:
             raise GrammarRefused("the request has no grammar")
         if not grammars_installed():
@@ -98,7 +98,7 @@ class Grammars:
 
 
 class Constraint:
-    """Follows one answer through a grammar. Methods raise GrammarRefused and ChildLost."""
+    """Tracks an answer's place in a grammar. Methods raise GrammarRefused and ChildLost."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class Constraint:
         *,
         again: bool,
     ) -> None:
-        """`model`: (the end token that the child knows, the number of tokens)."""
+        """`model` is (the end token that the child knows, the number of tokens)."""
         child_end, self._rows = model
         self._process = process
         self._number = process.join(self._understand)
@@ -150,7 +150,7 @@ class Constraint:
         return self.ready() and self._following is not None
 
     def forced(self) -> Sequence[int] | None:
-        """Returns the tokens that must come next. Returns None while they are unknown."""
+        """Returns the tokens that must come next; None while they are unknown."""
         self._advance()
         return self._forced
 
@@ -161,7 +161,8 @@ class Constraint:
             self._ask(b"d", ids)
 
     def masks(self, *, shared: bool) -> Iterator[TokenMask]:
-        """Yields masks for the next token and for the one after each allowed guess. `shared`: other answers wait."""
+        """Yields the mask of the next token, then the mask after each allowed guess. `shared`: other answers wait for
+        this one."""
         while not self.known():
             await_any([self], _ANSWER_S)
         assert self._mask is not None
@@ -192,7 +193,7 @@ class Constraint:
         self._process.leave(self._number)
 
     def take_spent(self) -> float:
-        """Returns the processor seconds of the shared process since the last call."""
+        """Returns the CPU seconds of the shared process since the last call."""
         return self._process.take_spent()
 
     def _renew(self, letter: bytes, tokens: Sequence[int], deadline: float) -> None:
@@ -268,7 +269,7 @@ class _Waiting(Protocol):
 
 
 def await_any(constraints: Sequence[_Waiting], limit_s: float) -> None:
-    """Waits for news of a link, at most for `limit_s`. Returns at once if a constraint has no links."""
+    """Waits until a link is ready, at most for `limit_s`. Returns at once if a constraint has no links."""
     waiting = [one.links() for one in constraints]
     if waiting and all(waiting):
         links = {link for some in waiting for link in some}

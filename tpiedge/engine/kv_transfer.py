@@ -1,11 +1,11 @@
-"""KV transfer from one epoch to the next, in place of prefilling.
+"""Moves keys and values from one epoch to the next, so that no prefill is needed.
 
-At an epoch's end every node saves a snapshot for its machine's next node. Rank 0 also saves heads that other nodes will
-lack (`planner/kv_transfer.py`). In the next epoch nodes read their snapshots. Rank 0 sends them the heads that they
+At an epoch's end every node saves a snapshot for the next node of its machine. Rank 0 also saves heads that other nodes
+will lack (`planner/kv_transfer.py`). In the next epoch nodes read their snapshots, and rank 0 sends the heads that they
 lack. Pages are used only if every node then has all its heads.
 
-A snapshot is a file. It has a nonce, the header's length, the header (JSON, without tokens), and parts by head, page,
-layer. It is encrypted with a key that only this machine's processes hold. Reading deletes the file.
+A snapshot is a file: a nonce, the header's length, the header (JSON, without tokens), and parts sorted by head, page,
+layer. Header and parts are encrypted with a key that only this machine's processes hold. Reading deletes the file.
 """
 
 import contextlib
@@ -75,7 +75,7 @@ class _Cipher:
 
 
 class SnapshotHeader(msgspec.Struct, frozen=True):
-    """The first part of a snapshot. `facts` are those of KVTransfer."""
+    """The first part of a snapshot. `facts` come from KVTransfer."""
 
     facts: Sequence[str]
     heads: Sequence[int]
@@ -84,7 +84,7 @@ class SnapshotHeader(msgspec.Struct, frozen=True):
 
 
 class SnapshotWriter:
-    """Writes a snapshot. `error` holds the first error."""
+    """Writes a snapshot. `error` is the first error's text, or ""."""
 
     def __init__(self, store: SnapshotStore, epoch: int, header: SnapshotHeader, stack: ExitStack) -> None:
         self.error = ""
@@ -108,7 +108,6 @@ class SnapshotWriter:
             self._parts += len(parts)
 
     def discard(self) -> None:
-        """Deletes the file, if possible."""
         with contextlib.suppress(OSError):
             self._path.unlink(missing_ok=True)
 
@@ -126,7 +125,7 @@ class SnapshotWriter:
 
 
 class SnapshotReader:
-    """Reads this machine's snapshot, and deletes the file at once. `error` says why the snapshot is unusable."""
+    """Reads and deletes this machine's snapshot. `error` says why the snapshot is unusable, or is ""."""
 
     def __init__(
         self, store: SnapshotStore, snapshot: KVSnapshot, facts: Sequence[str], layers: int, stack: ExitStack
@@ -152,7 +151,7 @@ class SnapshotReader:
             self.error = f"the snapshot cannot be read: {type(error).__name__}"
 
     def read(self, into: NDArray[np.uint8], head: int, page: int, first_layer: int) -> str:
-        """Fills `into`, [layers, bytes of a part]. Returns the error, or ""."""
+        """Reads parts of a head and page into `into`, [layers, bytes of a part]. Returns the error, or ""."""
         if head not in self.header.heads:
             return f"the snapshot lacks head {head}"
         first = (self.header.heads.index(head) * self.header.pages + page) * self._layers + first_layer
@@ -168,7 +167,8 @@ class SnapshotReader:
 
 
 class KVTransfer:
-    """One node's KV transfers. `facts` must be equal in both epochs. `progress` gets the bytes moved so far."""
+    """Saves and restores one node's keys and values. `facts` must be equal in both epochs. `progress` gets the bytes
+    moved so far."""
 
     def __init__(
         self,
@@ -193,8 +193,8 @@ class KVTransfer:
     def save(
         self, order: SavePages, stored: Sequence[int] = (), sequences: Sequence[SavedSequence] = ()
     ) -> str:
-        """Saves the pages that rank 0 orders; every rank calls it. `stored`: own heads for other machines. Returns an
-        error, or "". Raises PeerLost, ProtocolError."""
+        """Saves the pages of rank 0's `order`. Every rank calls this. `stored` lists own heads for other machines.
+        Returns an error, or "". Raises PeerLost, ProtocolError."""
         unknown = any(page >= self._cache.pages for page in order.pages)
         if unknown or len(order.kept) != self._communicator.size:
             raise ProtocolError("node 0 saves pages or names nodes that do not exist")
@@ -229,8 +229,8 @@ class KVTransfer:
             self._saved = None
 
     def restore(self, snapshot: KVSnapshot) -> tuple[Sequence[SavedSequence], int]:
-        """Fills the cache's first pages; every rank calls it before the first step. Returns (sequences, number of
-        pages). Raises PeerLost, ProtocolError."""
+        """Fills the cache's first pages. Every rank calls this before the first step. Returns (restored sequences,
+        number of pages). Raises PeerLost, ProtocolError."""
         self._check_moves(snapshot.scattered, "brings")
         self._number = 0
         pages = range(min(snapshot.pages, self._cache.pages))

@@ -16,7 +16,7 @@ _LANES = (COMPUTE, REDUCE, WAIT)
 
 @dataclass
 class Meter:
-    """Seconds and counts since the node was ready. Only the engine thread writes."""
+    """Seconds and counts, summed since the node was ready. Only the engine thread writes."""
 
     #: Arithmetic.
     attention_s: float = 0.0
@@ -54,7 +54,7 @@ class Meter:
             self.sink.add(COMPUTE, 0, ended - attention_s - ffn_s, ended)
 
     def record(self, sink: EventSink | None, *, traced: bool = False) -> None:
-        """Records every span in `sink` from now on, or nothing if it is None. With `traced`, layers are not fused."""
+        """Records every later span in `sink`; None ends this. With `traced`, layers are not fused."""
         self.sink, self.traced = sink, traced
 
     def reduce_span(self, block: int) -> "_Span":
@@ -62,7 +62,7 @@ class Meter:
         return self._reduce_spans[kind].of(layer)
 
     def travelled(self, block: int, begun: float) -> None:
-        """Records the end of a block's all-reduce. `begun` is a time of perf_counter."""
+        """Records a block's all-reduce that ends now. `begun` is its start, by perf_counter."""
         if self.sink is not None:
             layer, kind = divmod(block, 2)
             self.sink.add(TRAVEL, self.sink.name(_KINDS[kind]), begun, time.perf_counter(), layer, self.step)

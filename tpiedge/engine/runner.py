@@ -1,4 +1,4 @@
-"""The loops of rank 0 and of the other ranks. The other ranks see no token id."""
+"""Runs the steps: `Leader` on rank 0, `follow` on the other ranks, which see no token ids."""
 
 import secrets
 import time
@@ -57,7 +57,7 @@ class Serving:
 
 
 class Leader:
-    """Rank 0's engine: owns sequences, their pages, the embedding, the head and the samplers."""
+    """Rank 0's engine. It owns sequences, their pages, the embedding, the head and the samplers."""
 
     def __init__(
         self,
@@ -109,14 +109,14 @@ class Leader:
 
     @property
     def reading(self) -> tuple[tuple[str, int], ...]:
-        """Returns (request, computed prompt positions) for each prompt of this step. For any thread."""
+        """Returns (request, computed prompt positions) for each prompt of this step. Thread-safe."""
         blocks = 2 * self._config.num_layers
         meter = self._engine.meter
         done = meter.block if meter.step == self._step else 0
         return tuple((name, start + count * done // blocks) for name, start, count in self._read)
 
     def record_next(self) -> None:
-        """Records the next step that computes no prompt, on all nodes. For any thread."""
+        """Makes all nodes record the next step that computes no prompt. Thread-safe."""
         self._recording_wanted = True
 
     def compile(self, request: GenerationRequest, group: str) -> None:
@@ -124,7 +124,7 @@ class Leader:
         self._preparations.add(request, group)
 
     def submit(self, request: GenerationRequest, emit: Callable[[AnswerPart], None]) -> None:
-        """Accepts a request; `emit` gets its tokens. Raises UserError."""
+        """Accepts a request. `emit` gets the parts of the answer. Raises UserError."""
         self._check(request)
         sampler = self._sampler(request)
         pooled = None if request.pooling == "none" else MeanState(self._config.hidden_size)
@@ -136,7 +136,7 @@ class Leader:
         self._live[request.id] = live
 
     def order_save(self, halt: Halt) -> tuple[SavePages, tuple[SavedSequence, ...]]:
-        """Orders all nodes to save the KV cache. Returns the order, and the sequences whose pages they save."""
+        """Orders all nodes to save the KV cache. Returns the order, and the saved sequences."""
         pages, sequences = self._batcher.to_save(MAX_PAGES)
         self._step += 1
         order = SavePages(self._epoch, self._step, pages, halt.kept, halt.gathered)
@@ -144,19 +144,19 @@ class Leader:
         return order, sequences
 
     def adopt(self, sequences: Sequence[SavedSequence], pages: int, *, private: bool) -> None:
-        """Holds the first `pages` pages for `sequences`. Call it before `submit`."""
+        """Holds the cache's first `pages` pages for restored `sequences`. Call it before `submit`."""
         self._batcher.adopt(sequences, pages, private=private)
         self._adopted_until = time.monotonic() + _CLAIM_S
 
     def cancel(self, request: str) -> None:
-        """Ends the request after the step, or sooner. For any thread."""
+        """Ends the request after the step; a step of this request alone is cut short. Thread-safe."""
         self._cancels[request] = None
         lone, step = self._lone
         if lone == request:
             self._communicator.request_cancel(step)
 
     def step(self) -> list[Finished | Failed | Compiled]:
-        """Computes one step. Returns the requests that ended or failed, and the compiled grammars. Raises PeerLost,
+        """Computes one step. Returns messages about ended or failed requests and compiled grammars. Raises PeerLost,
         ProtocolError."""
         self._drawing.draw_deferred(self._live.values())
         ended = [*self._preparations.news(), *self._take_cancels()]
@@ -244,7 +244,6 @@ class Leader:
         )
 
     def _run(self, batch: Batch) -> Tensor:
-        """Computes a step. Returns hidden states [T, H], of which only the wanted rows are complete."""
         self._step += 1
         ids, engine, route = batch.ids, self._engine, self._serving.route
         self._read = tuple(
@@ -288,7 +287,7 @@ class Leader:
 
 
 def follow(engine: Engine, transfer: KVTransfer, told: Callable[[StepSpans], None]) -> NoReturn:
-    """Runs a rank other than 0. Raises Cancelled (shutdown), PeerLost or ProtocolError."""
+    """Runs steps on a rank other than 0. Ends with Cancelled (shutdown), PeerLost or ProtocolError."""
     recorder = StepRecorder(engine.communicator.rank, engine.meter, engine.weights, told)
     while True:
         plan = engine.communicator.next_plan()

@@ -1,13 +1,12 @@
 """Draws tokens from logits on rank 0, in the order of Hugging Face's processors and warpers:
 
 1. the logit bias is added;
-2. tokens of prompt and answer get the repetition penalty r: a positive score is divided by r, a negative one
-   multiplied;
+2. tokens of prompt and answer get the repetition penalty, which divides positive scores and multiplies negative ones;
 3. tokens of the answer get the presence and frequency penalty: score -= presence + frequency * count;
 4. tokens that the grammar forbids get -inf;
-5. at temperature 0 the largest score wins, among equals the lowest id.
+5. at temperature 0 the largest score wins; of equal scores, the lowest id wins.
 
-At other temperatures `kernels/draw.py` goes on with temperature, top-k, top-p and min-p.
+At other temperatures `kernels/draw.py` applies temperature, top-k, top-p and min-p.
 
 A logit of -inf is never drawn. The random number depends on (seed, position) alone.
 """
@@ -36,15 +35,14 @@ TokenMask = NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """One drawn token."""
-
     token: int
     #: (id, log probability) of the likeliest tokens, descending, then of the drawn token if it is not among them.
     logprobs: tuple[tuple[int, float], ...]
 
 
 class Sampler:
-    """Draws the tokens of one sequence. `sample` does not change it. Parameters must be within their ranges."""
+    """Draws the tokens of one sequence. `accept` adds a token; `sample` changes nothing. Parameters must be within
+    their ranges."""
 
     def __init__(
         self, sampling: Sampling, prompt_ids: Sequence[int], vocab_size: int, answer_ids: Iterable[int] = ()
@@ -69,7 +67,8 @@ class Sampler:
             self._answered.add(token)
 
     def sample(self, logits_V: "Tensor", allowed: TokenMask | None = None) -> Sampled:
-        """Draws the next token from f32 logits [V]. Raises InternalError, GrammarRefused."""
+        """Draws the next token from f32 logits [V]. `allowed` None allows all tokens. Raises InternalError,
+        GrammarRefused."""
         raw_V = self._checked(logits_V)
         scores_V = self._adjusted(raw_V)
         if allowed is not None:
@@ -140,7 +139,7 @@ class _Occurrences:
 
 
 def uniform(seed: int, position: int) -> float:
-    """Returns a random number in [0, 1), by BLAKE2b."""
+    """Returns a pseudo-random number in [0, 1), by BLAKE2b."""
     message = seed.to_bytes(8, "little") + position.to_bytes(8, "little")
     digest = hashlib.blake2b(message, digest_size=8, person=b"tpiedge sampler").digest()
     return (int.from_bytes(digest, "little") >> 11) * 2.0**-53

@@ -11,7 +11,7 @@ from tpiedge.wire.requests import GenerationRequest
 
 @dataclass(frozen=True)
 class SavedSequence:
-    """A sequence in a KV snapshot. `done` counts positions. `tokens` is a digest of the tokens."""
+    """A sequence in a KV snapshot. `done` counts its saved positions. `tokens` is a digest of their tokens."""
 
     request: str
     scope: str
@@ -54,7 +54,7 @@ class RunningSequence:
     #: Whether other sequences must not find the pages, because the pages' bits depend on the split.
     private: bool = False
     steps: int = 0
-    #: For guesses: the sequence's first `fed` tokens, and how well guesses did.
+    #: For guesses: the sequence's text, how many of its tokens were fed, and how well guesses did.
     lookup: PromptLookup | None = None
     fed: int = 0
     drafting: DraftLength = field(default_factory=DraftLength)
@@ -89,7 +89,7 @@ class RunningSequence:
 
 @dataclass(frozen=True, eq=False)
 class StepPiece:
-    """Tokens of a sequence from `start` on."""
+    """Tokens of a sequence, from position `start` on."""
 
     sequence: RunningSequence
     start: int

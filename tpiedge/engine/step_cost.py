@@ -1,11 +1,11 @@
-"""The time of a step by its number of rows, learnt from measured steps. Pure.
+"""Predicts a step's time from its number of rows. Pure.
 
-Row counts between the same powers of two are of one kind. The median of a kind's latest `_KEPT` steps is a point of a
-curve.
+Row counts between the same powers of two are of one kind. Each kind is a point of a curve: the median of its latest
+`_KEPT` measured steps.
 
 1. More rows never take less time (isotonic regression).
 2. One slow step has no effect on a kind that was measured three times.
-3. Beyond the largest measured step the curve overestimates, unless further rows cost more than the measured ones.
+3. Beyond the largest measured step, time is proportional to rows, which is usually too much.
 """
 
 from bisect import bisect_left
@@ -61,7 +61,7 @@ class StepCost:
         self._draw()
 
     def seconds(self, rows: int) -> float | None:
-        """Estimates a step's time. Returns None below the smallest measured step."""
+        """Estimates a step's time. Returns None if `rows` is less than ever measured."""
         if not self._rows or rows < self._rows[0]:
             return None
         above = bisect_left(self._rows, rows)
@@ -75,7 +75,8 @@ class StepCost:
         return min(between, self._seconds[above])  # rounding must not make fewer rows take longer
 
     def hopeful_seconds(self, rows: int) -> float | None:
-        """Estimates the least time: an unknown kind of step takes as long as the next smaller known kind."""
+        """Estimates a step's least time. An unknown kind takes as long as the next smaller known kind. Returns None
+        without one."""
         wanted = _kind(rows)
         known = [kind for kind in self._kinds if kind <= wanted and self._is_known(kind)]
         if not known:
@@ -84,8 +85,8 @@ class StepCost:
         return self.seconds(rows if best == wanted else min(rows, median_low(self._kinds[best].rows)))
 
     def rows_within(self, seconds: float, most: int) -> int | None:
-        """Returns how many rows, `most` or fewer, take at most `seconds`. Returns None if every measured step took
-        longer."""
+        """Returns the largest number of rows, up to `most`, that take at most `seconds`. Returns None if every measured
+        step took longer."""
         if not self._rows or seconds < self._seconds[0]:
             return None
         return bisect_left(range(1, most + 1), True, key=lambda rows: (self.seconds(rows) or 0.0) > seconds)

@@ -35,12 +35,12 @@ class StepLimits:
 
     @staticmethod
     def of(hidden_size: int) -> "StepLimits":
-        """Limits a step to ACTIVATION_BYTES, a message to 1 MiB."""
+        """Limits a step's activations to ACTIVATION_BYTES, a message to 1 MiB."""
         row_bytes = 4 * hidden_size
         return StepLimits(max(1, ACTIVATION_BYTES // row_bytes), max(1, (1 << 20) // row_bytes))
 
     def chunk_of(self, tokens: int, *, shared: bool) -> int:
-        """Returns how many rows a chunk has. `shared`: chunks travel between nodes."""
+        """Returns a chunk's number of rows in a step of `tokens` rows. `shared`: chunks travel between nodes."""
         if not shared or tokens < 3 * _PRODUCT_ROWS:
             return self.chunk_tokens
         # One half travels while the other is computed. Whole tiles, lest few rows make a third chunk.
@@ -66,7 +66,7 @@ def chunks(plan: StepPlan) -> list[slice]:
 
 
 def wanted_rows(plan: StepPlan) -> tuple[list[int], list[slice]]:
-    """Returns the wanted rows, and this list's cuts into chunks. Raises ProtocolError."""
+    """Returns the wanted rows' indexes, and slices that cut this list into chunks. Raises ProtocolError."""
     rows: list[int] = []
     end = 0
     for segment in plan.segments:
@@ -91,7 +91,7 @@ _MOST: Final = 2
 
 
 class StepCancelled(Cancelled):
-    """Rank 0 ended the step. All nodes leave it at the same place."""
+    """Rank 0 ended the step. All nodes leave it after the same block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ class _UnderWay:
 
 
 class OverlappedReduces:
-    """One node's all-reduces in one step. Methods raise PeerLost, ProtocolError or StepCancelled."""
+    """Does one node's all-reduces in one step. Methods raise PeerLost, ProtocolError or StepCancelled."""
 
     def __init__(
         self, communicator: Communicator, meter: Meter, pool: Pool | None, wire: WirePrecision = "f32"
@@ -134,8 +134,8 @@ class OverlappedReduces:
         *,
         wait: bool,
     ) -> None:
-        """Adds the sum of all nodes' partials, and one bias, to `rows`: now if `wait`, else in `finish` or before. With
-        `grid`, partials are integers."""
+        """Adds the sum of all nodes' partials, and `bias_H`, to `rows`. Without `wait`, `finish` does this at the
+        latest. `partial_CH` None counts as zeros. With `grid`, partials are integers."""
         contributes = partial_CH is not None
         if grid is not None and self._wire != "f32":
             partial_CH, grid = None if partial_CH is None else widened(partial_CH, grid), None

@@ -95,7 +95,7 @@ def _scoped(address: tuple[Any, ...]) -> str:
 
 
 def outgoing_host() -> str | None:
-    """Returns the address at which other machines probably reach this one."""
+    """Returns the address at which other machines probably reach this one, if any."""
     if (own := _own_address("192.0.2.1", 9)) is not None:
         return str(own[0])
     up = {name for name, state in psutil.net_if_stats().items() if state.isup}
@@ -149,7 +149,7 @@ def check_endpoint(text: str, claim: str = "it says that it listens") -> str:
 
 
 def endpoint_at(source: str, endpoint: str) -> str:
-    """Returns `endpoint` with the IP `source`. `source` "" changes nothing."""
+    """Returns `endpoint` with its IP replaced by `source`, unless `source` is ""."""
     if not source:
         return endpoint
     # No node may direct others elsewhere.
@@ -168,7 +168,8 @@ def listening_address(control_address: str) -> str:
 
 
 def data_endpoint(endpoint: str, control_address: str) -> str:
-    """Completes a node's `endpoint`, for other nodes' use, with the host or zone of `control_address`."""
+    """Returns a node's `endpoint` for use by other nodes. A wildcard host, or a missing IPv6 zone, is taken from
+    `control_address`."""
     for anywhere in ("tcp://0.0.0.0:", "tcp://[::]:"):
         if endpoint.startswith(anywhere):
             return f"{control_address.rpartition(':')[0]}:{endpoint.removeprefix(anywhere)}"

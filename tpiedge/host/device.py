@@ -1,7 +1,8 @@
 """Processors, memory and disk that this process may use. No torch.
 
-Limits of this process's control group and its ancestors apply (Linux, versions 1 and 2). `root`: folder of the groups'
-files. An unreadable file means no limit."""
+Limits of this process's control group and its ancestors apply (Linux, versions 1 and 2). `root` is the folder that has
+proc and sys. An unreadable file means no limit.
+"""
 
 import contextlib
 import math
@@ -50,7 +51,6 @@ def default_threads(root: Path = Path("/")) -> int:
 
 
 def _core(topology: Path) -> str:
-    """Returns Linux's list of the core's hardware threads, or ""."""
     for name in ("core_cpus_list", "thread_siblings_list"):  # the latter before Linux 5.3
         with contextlib.suppress(OSError, ValueError):
             if text := (topology / name).read_text(encoding="ascii").strip():
@@ -66,10 +66,10 @@ def free_disk_bytes(folder: Path) -> int:
 
 
 class MemoryLimits:
-    """The memory that this process may use. Control groups that this process joins later are taken for empty."""
+    """The memory that this process may use. Control groups that this process joins later are assumed to be empty."""
 
     def __init__(self, limit_bytes: int | None = None, root: Path = Path("/")) -> None:
-        """`limit_bytes` is --memory; None: the default."""
+        """`limit_bytes` is --memory (None: the default)."""
         memory = psutil.virtual_memory()
         self._limit_bytes = limit_bytes
         self._root = root

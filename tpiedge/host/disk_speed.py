@@ -22,7 +22,7 @@ class DiskSpeed:
 
 
 def measure_disk(folder: Path, seconds: float = 0.3, nbytes: int = 64 * MIB) -> DiskSpeed:
-    """Writes, then reads, for `seconds` in all. Raises OSError without space."""
+    """Writes a file in `folder`, then reads it, for `seconds` in all. Raises OSError without space."""
     began = time.perf_counter()
     fd, name = tempfile.mkstemp(prefix=".speed-", dir=folder)
     try:

@@ -23,7 +23,7 @@ MASTER_LOCK, ADMIN = ".master.lock", "admin.json"
 
 
 def master_state(state: Path | None) -> Path:
-    """Returns the folder of the master's key, members and tokens; `state`: --state."""
+    """Returns the folder of the master's key, members and tokens. `state` is --state."""
     return (state or user_state_path("tpiedge")) / "master"
 
 
@@ -53,8 +53,9 @@ def private_folder(folder: Path) -> Path:
 
 
 def check_folder(folder: Path, within: Sequence[str], flag: str) -> None:
-    """Raises UserError if others may change `folder` or its subfolders `within`, or if a link is broken. A missing
-    `folder` passes; so does one where users can change only their own files, like /tmp. `flag`: for messages."""
+    """Raises UserError if others may change `folder` or its subfolders `within`, or if `folder` is a broken link. A
+    missing `folder` passes, and so does a folder like /tmp, where users can change only their own files. Errors name
+    `flag`."""
     if folder.is_symlink() and not folder.exists():
         raise UserError(
             f"{folder} is a link to {folder.readlink()}, which is not there: make or mount that, or give another {flag}"
@@ -79,7 +80,7 @@ def check_folder(folder: Path, within: Sequence[str], flag: str) -> None:
 
 
 def read_private(path: Path) -> dict[str, object] | None:
-    """Returns the JSON object in `path`; None without a file. Raises UserError."""
+    """Returns the JSON object in `path`, or None if there is no file. Raises UserError."""
     try:
         data = private_bytes(path)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Limits of this process, which children inherit; its memory and processor."""
+"""Checks and raises this process's limits, which children inherit. Tells its memory and processor."""
 
 import contextlib
 import ctypes
@@ -20,7 +20,7 @@ LEAST_TO_COMPUTE: Final = 2 * GIB
 
 
 def raise_limits() -> None:
-    """Increases the limits as far as the system allows. The limit of open files is increased to at most 10,240."""
+    """Increases the limits as far as the system allows, the limit of open files to at most 10,240."""
     endless = resource.RLIM_INFINITY
     # Some programs close all possible files: too many would take long.
     for kind, most in ((resource.RLIMIT_AS, endless), (resource.RLIMIT_NOFILE, 10_240)):

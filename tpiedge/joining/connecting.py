@@ -40,8 +40,8 @@ def open_link(
     shown: str = "",
     secret: str = "",
 ) -> ZmqSpoke:
-    """Returns a link to the master at the first address that works. The caller closes the link. `timeout_s`: for each
-    address. `shown`: the address in errors. `secret`: a token's secret, with which a newcomer gets a place."""
+    """Returns a link to the master at the first address that works. The caller closes the link. Each address may take
+    `timeout_s`. Errors name the address `shown`. A token's `secret` gets a newcomer a place."""
     ticket = ticket_of(secret, name) if secret else ""
     failures: list[UserError | PeerError] = []
     for numeric in resolve_all(address):
@@ -61,7 +61,7 @@ def open_link(
 
 
 def who_is_at(address: Address, master_key: str) -> Found:
-    """Returns who is at the addresses. Tries each for 3 s."""
+    """Returns who answers at the host's addresses. Tries each for 3 s."""
     keys = CurveKeys.generate()  # this worker's own may still be held by a silent connection
     try:
         addresses = resolve_all(address)
@@ -84,7 +84,7 @@ def who_is_at(address: Address, master_key: str) -> Found:
 
 
 def enrol(link: ZmqSpoke, host: str, secret: str = "", timeout_s: float = 15.0) -> Enrolled:
-    """Joins with a token's `secret` or as a member."""
+    """Joins with a token's `secret`, or as a member without one."""
     deadline = time.monotonic() + timeout_s
     link.send(introduction(host, secret), timeout_s=min(timeout_s, 3.0))
     gone = "the master went away while this worker joined: try again"

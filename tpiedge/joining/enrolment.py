@@ -1,8 +1,8 @@
 """Decides how the master answers a worker that wants to join. No sockets, no files.
 
 Without pairing, only an Enrol with a valid token's secret makes a key a member. Members need no secret. A worker is
-refused if its key is revoked, or if its protocol, number format or torch is not the master's. A refused worker spends
-no token.
+refused if its key is revoked, or if its protocol, number format or torch differs from the master's. A refused worker
+spends no token.
 """
 
 import logging
@@ -32,7 +32,8 @@ _log = logging.getLogger(__name__)
 
 
 def introduction(host: str, secret: str = "") -> Enrol:
-    """Describes this machine without importing torch. Machines with equal `torch` and `numbers` compute the same."""
+    """Describes this machine, without importing torch. Machines with equal `torch` and `numbers` compute the same
+    bits."""
     try:
         torch = metadata.version("torch").partition("+")[0]
     except metadata.PackageNotFoundError:
@@ -43,7 +44,7 @@ def introduction(host: str, secret: str = "") -> Enrol:
 
 @dataclass(frozen=True, slots=True)
 class Enrolment:
-    """The master's rules. `own`: the master's Enrol. `quick_check`: checks a token without locks or writes."""
+    """The master's rules. `own` is the master's Enrol. `quick_check` checks a token without locks or writes."""
 
     cluster: str
     own: Enrol
@@ -51,7 +52,8 @@ class Enrolment:
     quick_check: Callable[[str], Redemption]
 
     def check(self, peer: str, key: str, message: Message) -> Enrolled | Refused | Enrol:
-        """Returns the answer to `peer`. If it is an Enrol, redeem its token, then call `answer`."""
+        """Returns the answer to `peer`. If the answer is an Enrol, the caller redeems its token, then calls
+        `answer`."""
         table = self.members()
         if table.is_revoked(key):
             words = f"the master has revoked the key of this worker ({fingerprint(key)}): {NEW_KEY}"

@@ -1,4 +1,4 @@
-"""Announces and finds masters in the local network. Only this module uses zeroconf (`pip install 'tpiedge[mdns]'`).
+"""Announces and finds masters in the local network.
 
 Answers are untrusted addresses to try. Joining checks who is there, by a code or a known key.
 """
@@ -139,7 +139,6 @@ def _master(mdns: zeroconf.Zeroconf, name: str, deadline: float) -> AnnouncedMas
 
 @contextlib.contextmanager
 def _opened(where: list[str] | zeroconf.InterfaceChoice) -> Iterator[zeroconf.Zeroconf]:
-    """Opens zeroconf. Raises UserError without a network."""
     # zeroconf warns of every malformed packet, which anyone may send, and shows its content.
     logging.getLogger("zeroconf").setLevel(logging.CRITICAL)
     try:

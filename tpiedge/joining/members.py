@@ -40,8 +40,6 @@ class _KeyHolder:
 
 @dataclass(frozen=True, slots=True)
 class KnownWorker(_KeyHolder):
-    """An admitted worker."""
-
     joined: float  # seconds since 1970
     how: str  # token or code
     token: str = ""  # the spent token's id, or ""
@@ -84,8 +82,8 @@ class MemberTable:
         return MemberTable((*others, member), self.revoked)
 
     def called(self, name: str, hosts: Mapping[str, str]) -> str:
-        """Returns the peer name of the worker called `name`. `hosts`: connected workers' computers by peer name. Raises
-        UserError, UnknownWorker."""
+        """Returns the peer name of the worker called `name`. `hosts` maps connected workers' peer names to their
+        computers. Raises UserError, UnknownWorker."""
         if name in {one.name for one in self.members} | {one.name for one in self.revoked}:
             return name
         found = [one.name for one in self.members if hosts.get(one.name, one.host) == name]
@@ -101,7 +99,7 @@ class MemberTable:
         return found[0]
 
     def revoke(self, name: str, when: float) -> "tuple[MemberTable, Revoked]":
-        """Returns the table without the worker, and its Revoked. Raises UnknownWorker."""
+        """Returns the table without the worker, and the worker's Revoked entry. Raises UnknownWorker."""
         for again in self.revoked:
             if again.name == name:
                 return self, again
@@ -138,8 +136,8 @@ class MemberJournal:
     def join(
         self, member: KnownWorker, check: Callable[[Mapping[str, int]], tuple[Redemption, str]]
     ) -> Redemption:
-        """Calls `check` with the spent uses by token. Admits `member` if the outcome is "ok". Returns the outcome.
-        Raises UserError."""
+        """Calls `check` with the number of uses of each token. If the outcome is "ok", admits `member`. Returns the
+        outcome. Raises UserError."""
         with locked(self._path):
             table = self._read()
             outcome, token = check(table.spent)
@@ -165,7 +163,6 @@ class MemberJournal:
         return gone
 
     def _read(self) -> MemberTable:
-        """Reads the table, without workers that this process revoked."""
         return read_members(self._folder).without(self.table.revoked)
 
     def _write(self, table: MemberTable) -> None:

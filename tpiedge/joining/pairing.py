@@ -3,7 +3,7 @@
 The worker draws the code, a secret of 40 bits, and never sends it. Both sides derive a key by a slow hash, salted with
 both public keys and both nonces. The worker proves that it knows the code (Reveal), then the master proves it
 (PairingResult). A proof holds for one pair of keys, so an attacker who swaps a key has no proof. With 16 MiB of memory
-per guess a search takes years. A pairing lives for ten minutes.
+per guess a search takes years.
 """
 
 import base64
@@ -31,7 +31,7 @@ _MOST_WRONG = 10
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """A worker that waits for approval. `name`: its peer name."""
+    """A worker that waits for approval. `name` is its peer name."""
 
     name: str
     host: str
@@ -44,7 +44,7 @@ class Pending:
 
 
 class PairingMaster:
-    """The master's side. Times: seconds on the caller's clock. The worker's connection must prove `key`."""
+    """The master's side. Times are seconds of the caller's clock. The worker's connection must prove its `key`."""
 
     def __init__(self, master_key: str) -> None:
         self._master_key = master_key
@@ -59,7 +59,7 @@ class PairingMaster:
     def request(
         self, name: str, key: str, address: str, request: PairingRequest, now: float
     ) -> Challenge | PairingResult:
-        """Answers a worker's request. A PairingResult is a refusal: then end the connection."""
+        """Answers a worker's request. A PairingResult is a refusal, after which the caller ends the connection."""
         self._expire(now)
         refusal = self._reason_against(name, address, request)
         if refusal:
@@ -83,7 +83,7 @@ class PairingMaster:
         self._workers.pop(name, None)
 
     def approve(self, code: str, now: float) -> tuple[Pending, PairingResult]:
-        """Returns the worker that shows `code`, and the answer to it. Takes up to 0.5 s. Raises UserError."""
+        """Returns the worker that shows `code`, and the result to send it. Takes up to 0.5 s. Raises UserError."""
         self._expire(now)
         if len(self._wrong) == _MOST_WRONG and now < self._wrong[0] + 60.0:
             raise UserError("too many wrong codes: wait a minute")

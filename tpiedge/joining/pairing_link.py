@@ -119,8 +119,8 @@ def pair(
     show_code: Callable[[str], None],
     timeout_s: float = PAIRING_S,
 ) -> str:
-    """Pairs with the master at a control port. Waits until the user has typed the code there. Returns the master's key.
-    Raises UserError, PeerError."""
+    """Pairs with the master whose control port is at `address`. Waits until the user has typed the code there. Returns
+    the master's key. Raises UserError, PeerError."""
     deadline = time.monotonic() + timeout_s
     worker = PairingWorker(keys.public, host)
     pairing_address, key = address.beside(PAIRING_OFFSET), introduction_keys().public

@@ -1,7 +1,7 @@
 """Admits and revokes workers at the master's hub.
 
-The hub's owner calls `handle`, `finish_joins` and `tick`, which read small files. A thread writes the files, in order.
-Other threads call `admit` and `revoke`, which block for the disk.
+The hub's owner calls `handle`, `finish_joins` and `tick`, which read small files. A second thread writes the files, in
+order. Other threads call `admit` and `revoke`, which wait for the disk.
 """
 
 import contextlib
@@ -33,14 +33,14 @@ _log = logging.getLogger(__name__)
 
 
 def unknown_peer_policy(folder: Path) -> UnknownPeerPolicy:
-    """Returns the control hub's policy. `folder`: the master's state."""
+    """Returns the control hub's policy. `folder` has the master's state."""
     refusal = Refused("limited", "too many newcomers without a token: try again, or join with a token")
     return UnknownPeerPolicy(peer_name, accepts_ticket=TokenStore(folder).accepts_ticket, refusal=refusal)
 
 
 class Registrar:
-    """Admits the journal's members at once. `beside`: further hubs, for members only. Close the Registrar before the
-    hubs."""
+    """Admits the journal's members at `hub` and at the hubs `beside`, which only members may use. Close the Registrar
+    before the hubs."""
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
-"""Makes and checks tokens, which let new workers in. `tpiedge token` and the master share the table.
+"""Makes and checks tokens, which let new workers in. `tpiedge token` and the master share the table of tokens.
 
-The table holds a hash of each secret. A token of n uses admits n workers; the member table counts them. A token is
+The table holds a hash of each secret. A token of n uses admits n workers; the member table counts its uses. A token is
 valid from creation to expiry by the wall clock, which may go back by CLOCK_TOLERANCE_S. A token made before CLOCK_SET_S
 begins its life when the clock is set.
 """
@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class JoinToken:
-    """The master's address and key, and a secret. `text`: one word that no shell changes."""
+    """The master's address and key, and a secret. `text` joins them in one word that no shell changes."""
 
     master_key: str
     secret: str = field(repr=False)
@@ -82,7 +82,7 @@ def parse_token(text: str) -> JoinToken:
 
 @dataclass(frozen=True, slots=True)
 class TokenRecord:
-    """A token at the master. Times: seconds since 1970."""
+    """A token at the master. Times are seconds since 1970."""
 
     id: str
     sha256: Annotated[str, msgspec.Meta(pattern="^[ -~]*$")] = field(repr=False)
@@ -103,7 +103,8 @@ class TokenRecord:
 
 
 class TokenStore:
-    """Tokens in `folder`. Methods read the file anew, and lock it for changes. `wall_clock`: seconds since 1970."""
+    """The tokens in `folder`. Methods read the file anew, and lock it for changes. `wall_clock` gives seconds since
+    1970."""
 
     def __init__(self, folder: Path, wall_clock: Callable[[], float] = time.time) -> None:
         self._path = folder / "tokens.json"
@@ -153,7 +154,7 @@ class TokenStore:
             self._write(kept)
 
     def check(self, secret: str, spent: Mapping[str, int]) -> tuple[Redemption, str]:
-        """Checks a secret. `spent`: uses by token. Returns (outcome, token id)."""
+        """Checks a token's secret. `spent` counts uses by token id. Returns (outcome, token id)."""
         self.start()
         return _state_of(_less(self._read(), spent), secret, self._now())
 
@@ -180,7 +181,6 @@ class TokenStore:
         )
 
     def _unspent(self) -> tuple[TokenRecord, ...]:
-        """Returns all tokens. Their `left` counts unspent uses."""
         # Strangers may call often: unchanged files are not read.
         files = [_version(self._path), _version(self._path.with_name(MEMBERS_FILE))]
         if files != self._latest_of:

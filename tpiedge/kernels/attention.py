@@ -1,8 +1,8 @@
-"""Causal attention over the pages of a KV cache: native, or in torch for f32 and bf16.
+"""Computes causal attention over a KV cache's pages, natively or (f32 and bf16) in torch.
 
 T tokens of all spans, N query heads, K KV heads, g query heads of one KV head, S cached positions, P positions of a
-page, d head width, B bytes of a row. A token's bits do not depend on other sequences. In native code they do not depend
-on which tokens share the call.
+page, d head width, B bytes of a row. A token's bits do not depend on other sequences and, in native code, not on the
+call's other tokens.
 """
 
 import functools
@@ -36,7 +36,8 @@ def attention_pages(
     window: int | None = None,
     pool: Pool | None = None,
 ) -> Tensor:
-    """Returns f32 [T, N, d]. `window`: how many keys a query sees. `kv_of_head` must not decrease."""
+    """Returns f32 outputs [T, N, d]. `window` is how many keys a query sees (None: all). `kv_of_head` must not
+    decrease."""
     heads, width = q_TNd.shape[1:]
     head_start = head_starts(kv_of_head, heads, layout.kv_heads)
     spans.check_pages(layout)
@@ -86,7 +87,7 @@ def append_pages(
 
 @functools.lru_cache(maxsize=64)
 def head_starts(kv_of_head: tuple[int, ...], heads: int, kv_heads: int) -> bytes:
-    """Returns each KV head's first query head, then `heads`, as int64. Raises ValueError."""
+    """Returns each KV head's first query head, then `heads`, packed as int64. Raises ValueError."""
     if list(kv_of_head) != sorted(kv_of_head):
         raise ValueError(f"KV heads {kv_of_head} decrease")
     if len(kv_of_head) != heads or (heads and not 0 <= min(kv_of_head) <= max(kv_of_head) < kv_heads):
@@ -98,7 +99,6 @@ def head_starts(kv_of_head: tuple[int, ...], heads: int, kv_heads: int) -> bytes
 def _group(
     q_TKgd: Tensor, k_KSd: Tensor, v_KSd: Tensor, offset: int, window: int | None, out_TKgd: Tensor
 ) -> None:
-    """Computes g query heads for each KV head into `out_TKgd`."""
     tokens = q_TKgd.shape[0]
     if tokens == 1:
         # One query sees every key: the heads of a group take the place of tokens and share one pass over the keys.

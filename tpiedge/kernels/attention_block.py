@@ -1,5 +1,5 @@
-"""Computes a node's quantised attention block, or all layers, in one native call. The bits equal those of linear.py,
-elementwise.py and attention.py.
+"""Computes a node's quantised attention block, or all layers, in one native call. The bits equal the results of
+linear.py, elementwise.py and attention.py.
 
 T tokens, H hidden size, n query heads, K KV heads, d head width, r rotated width, O outputs.
 """
@@ -30,8 +30,8 @@ _LAYER = struct.Struct("=3qd")
 
 
 class FusedAttention:
-    """One block on the pages of one cache. `matrices` are q, k, v and o, which must not move. `biases` are those of q,
-    k and v, `head_norms_d` those of q and k. `rotated`: how many columns of a head are rotated. Raises ValueError."""
+    """A block for one cache. `matrices` are q, k, v and o; their memory must not move. `biases` belong to q, k and v,
+    `head_norms_d` to q and k. `rotated` counts a head's rotated columns (None: all). Raises ValueError."""
 
     def __init__(
         self,

@@ -1,9 +1,9 @@
 """Draws a token from scores, and ranks tokens with log probabilities. No torch.
 
-Scores are f32 [V], contiguous, without NaN and +inf; at least one is above -inf. Filters apply in this order: `top_k`,
-`top_p`, `min_p`. A mass is e**((score - largest) / temperature), rounded to steps (`mass_bits`). Steps are so fine that
-the sum just fits int64. numpy defines the result; the native kernels (native/draw.cpp) give the same bits, without the
-GIL. Raises MemoryError.
+Scores are f32 [V], contiguous, without NaN and +inf; at least one score is above -inf. Filters apply in this order:
+`top_k`, `top_p`, `min_p`. A token's mass is e**((score - largest) / temperature), rounded to steps (`mass_bits`). The
+sum of all masses just fits int64. numpy defines the result; the native kernels (native/draw.cpp) give the same bits,
+without the GIL. Functions raise MemoryError.
 """
 
 import math
@@ -41,7 +41,7 @@ class Filters:
 
 
 def draw(scores_V: Scores, filters: Filters, number: float) -> int:
-    """Returns the first surviving id whose cumulated mass exceeds `number` times the total."""
+    """Returns the first surviving id whose cumulated mass exceeds `number`, in [0, 1), times the total."""
     library = kernel_library()
     if library is None:
         return draw_by_numpy(scores_V, filters, number)
@@ -123,7 +123,6 @@ def _masses(scores: Scores, temperature: float, bits: int) -> Masses:
 
 
 def _top_k(scores: Scores, k: int) -> Ids:
-    """Returns ascending indices of scores not below the k-th largest."""
     if k == 0 or k >= len(scores):
         return np.arange(len(scores))
     return np.flatnonzero(scores >= np.partition(scores, -k)[-k])
@@ -135,7 +134,6 @@ def _descending(scores: Scores, k: int) -> Ids:
 
 
 def _nucleus(scores: Scores, masses: Masses, top_p: float) -> Ids:
-    """Returns ascending indices of the likeliest tokens that together have `top_p` of the mass."""
     if top_p >= 1:
         return np.arange(len(masses))
     total = int(masses.sum())

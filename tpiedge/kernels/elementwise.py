@@ -1,8 +1,7 @@
 """RMS norm, SwiGLU, and rotary positions in Hugging Face's half-split form. In native code a token's bits do not depend
 on other tokens.
 
-T tokens, N heads, d head width, r rotated width. Sines and cosines come from f64 sums and products, because library
-functions differ between instruction sets.
+T tokens, N heads, d head width, r rotated width.
 """
 
 import math
@@ -62,7 +61,7 @@ def rope(x_TNd: Tensor, cos_Tr: Tensor, sin_Tr: Tensor, pool: Pool | None = None
 
 
 def swiglu(gate_TF: Tensor, up_TF: Tensor, pool: Pool | None = None) -> Tensor:
-    """Returns silu(gate) * up. The computation in torch overwrites `gate`."""
+    """Returns silu(gate) * up. Without `pool`, `gate_TF` is overwritten."""
     if pool is None:
         return F.silu(gate_TF, inplace=True).mul_(up_TF)
     for x_TF in (gate_TF, up_TF):
@@ -85,6 +84,7 @@ def tables(positions_T: Tensor, inv_freq: Tensor, scale: float = 1.0) -> tuple[T
     return cos_Tr, sin_Tr
 
 
+# Library functions differ between instruction sets, f64 sums and products do not.
 def _turned(angles: _F64) -> tuple[_F64, _F64]:
     turns = np.rint(angles * (2 / math.pi))
     rest = angles

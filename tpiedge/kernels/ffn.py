@@ -1,7 +1,7 @@
 """Computes a node's part of an FFN block. T tokens, H hidden size, F stored rows of the share, O output features.
 
-Many tokens are computed in mini-sequences (MOM, section 3.1). In each, gate and up (T x F floats each) take at most
-SCRATCH_BYTES, and normed rows (T x H floats) at most NORMED_BYTES. Native products take more memory: up to 8 MiB if
+Many tokens are computed in mini-sequences (MOM, section 3.1). In each, gate and up (T x F floats each) together take at
+most SCRATCH_BYTES, and normed rows (T x H floats) at most NORMED_BYTES. Native products need up to 8 MiB more if
 quantised, else 32 bytes per token and output.
 """
 
@@ -87,7 +87,7 @@ def _few(
 
 
 def mini_sequences(tokens: int, hidden: int, columns: int, arithmetic: Arithmetic) -> Iterator[slice]:
-    """Yields the rows of each mini-sequence. Every mini-sequence but the last has a multiple of 16."""
+    """Yields the rows of each mini-sequence. All but the last have a multiple of 16 rows."""
     row_bytes = max(1, columns) * (10 if arithmetic is Arithmetic.BF16 else 8)
     rows = min(SCRATCH_BYTES // row_bytes, NORMED_BYTES // (4 * max(1, hidden)))
     step = max(_ROWS, rows // _ROWS * _ROWS)

@@ -33,7 +33,7 @@ class Grid:
 
 
 def sums_of(shape: tuple[int, int], compute: Callable[[Tensor, bool], bool]) -> Tensor:
-    """Returns the sums that `compute(sums, wide)` fills in: int32, or int64 if `compute` returns False for int32."""
+    """Returns sums that `compute(sums, wide)` fills in. They are int32, or int64 if the first call returns False."""
     sums = torch.empty(shape, dtype=torch.int32)
     if not compute(sums, False):
         sums = torch.empty(shape, dtype=torch.int64)
@@ -50,7 +50,7 @@ def widened(sums: Tensor, grid: Grid) -> Tensor:
 
 
 def add_sums(x_TH: Tensor, sums_TH: Tensor, grid: Grid, pool: Pool | None) -> None:
-    """Adds `sums_TH` (int32 or int64) to x (f32), both contiguous."""
+    """Adds `sums_TH` (int32 or int64) to `x_TH` (f32), both contiguous."""
     if pool is None:
         x_TH += widened(sums_TH, grid)
         return

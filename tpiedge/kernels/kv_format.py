@@ -1,7 +1,7 @@
-"""Bytes of a KV cache's rows (the numbers of one head at one position), the same on every machine.
+"""Defines the bytes of a KV cache's rows, the same on every machine. A row has the numbers of one head at one position.
 
-docs/kernels.md has every bit. Storing in q8 or q4 changes a number by at most half a scale (and f32 rounding). A page's
-part for one layer and KV head has rows of keys, rows of values, then padding to 4 KiB.
+Storing in q8 or q4 changes a number by at most half a scale (and f32 rounding). A page's part for one layer and KV head
+has rows of keys, rows of values, then padding to 4 KiB.
 """
 
 from dataclasses import dataclass
@@ -47,7 +47,7 @@ class KVFormat:
 
     @cached_property
     def page_positions(self) -> int:
-        """Positions of a page, a multiple of KEYS with little padding."""
+        """Positions of a page: a multiple of KEYS with little padding."""
         counts = range(KEYS, 512 + 1, KEYS)
         fitting = (count for count in counts if self._padding(count) <= 1 / 16)
         return next(fitting, min(counts, key=self._padding))
@@ -70,5 +70,5 @@ def whole(nbytes: int) -> int:
 
 
 def usual_kv(compute: Compute) -> KVPrecision:
-    """Returns the cache's default precision, which is no finer than that of products."""
+    """Returns the cache's default precision for products in `compute`."""
     return "f32" if compute == "f32" else "bf16"

@@ -1,4 +1,4 @@
-"""Addresses of keys and values in a KV cache's pages, and the positions of a call.
+"""Says where keys and values lie in a KV cache's pages, and which positions a call computes.
 
 A page has P positions. For each layer and KV head it has a part: keys, then values. Position x is row x % P of page x
 // P. This module checks everything except the addresses in tables.
@@ -74,7 +74,7 @@ class PageLayout:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Positions of a sequence from `start` on. `table`: addresses of all its pages."""
+    """`tokens` positions of a sequence from `start` on. `table` has the addresses of all the sequence's pages."""
 
     tokens: int
     start: int

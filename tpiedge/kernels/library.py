@@ -1,4 +1,4 @@
-"""Has the threads of the native kernels. Checks and packs their arguments. Without a Pool, torch computes everything.
+"""Owns the native kernels' threads; checks and packs the kernels' arguments. Without a Pool, torch computes everything.
 With a Pool, torch computes only two things: f32 and bf16 products of over NATIVE_TOKENS tokens, and attention of heads
 wider than MAX_HEAD_WIDTH."""
 
@@ -29,8 +29,7 @@ _NO_MEMORY, _TOO_LARGE = 1, 2
 
 
 class Pool:
-    """Native threads that help the caller's thread. Concurrent calls wait for each other. Callers must check
-    addresses."""
+    """Native threads that help the caller's. Concurrent calls wait for each other. Callers must check addresses."""
 
     def __init__(self, library: KernelLibrary, threads: int) -> None:
         self.dll = library.dll
@@ -69,15 +68,15 @@ def check_f32(what: str, x: Tensor, shape: tuple[int, ...], *, contiguous: bool 
 
 
 def pack_matrix(w: Tensor, y: int, rows: int) -> bytes:
-    """Packs an f32 or bf16 matrix. `y`: the address of its products."""
+    """Packs an f32 or bf16 matrix. `y` is the address for its products."""
     return _WEIGHT.pack(w.data_ptr(), y, w.dtype is torch.bfloat16, w.stride(0), rows)
 
 
 def pack_panels(
     w: PanelMatrix, y: int = 0, bias_R: Tensor | None = None, y_stride: int | None = None
 ) -> bytes:
-    """Packs a column-parallel matrix. `y`: the products' address. `y_stride`: floats from one of their rows to the
-    next. `bias_R` is contiguous f32 and must not move."""
+    """Packs a column-parallel matrix. `y` is the address for its products. `y_stride` counts floats from one row of
+    products to the next. `bias_R` is contiguous f32 and must not move."""
     bias = 0 if bias_R is None else bias_R.data_ptr()
     return _packed(w, y, bias, 0, 0, w.rows if y_stride is None else y_stride)
 

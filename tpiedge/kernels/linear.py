@@ -26,8 +26,8 @@ from tpiedge.kernels.shared_library import KernelLibrary, kernel_library
 
 
 class Arithmetic(StrEnum):
-    """BF16 rounds activations to bf16; sums are f32. INT8 quantises activations; for plain weights it computes as F32
-    does."""
+    """BF16 rounds activations to bf16; sums are f32. INT8 quantises activations; with unquantised weights it equals
+    F32."""
 
     F32 = "f32"
     BF16 = "bf16"
@@ -48,7 +48,7 @@ class Linear:
 
     @classmethod
     def create(cls, arithmetic: Arithmetic, threads: int) -> Self:
-        """Makes a Linear, with the native kernels if this computer has them."""
+        """Uses native kernels if this computer has them."""
         return cls(arithmetic, threads, kernel_library())
 
     def pool_of(self, tokens: int) -> Pool | None:
@@ -56,7 +56,7 @@ class Linear:
         return self.pool if tokens <= NATIVE_TOKENS else None
 
     def project(self, x_TI: Tensor, w_RI: Weight) -> Tensor:
-        """Returns x @ w.T, contiguous f32 [T, R]. w is column-parallel."""
+        """Returns x @ w.T, contiguous f32 [T, R]. `w_RI` is column-parallel."""
         return self.project_many(x_TI, (w_RI,))[0]
 
     def project_into(self, x_TI: Tensor, w_RI: Weight, y_TR: Tensor) -> None:
@@ -72,7 +72,7 @@ class Linear:
         self._project_panels(self.pool, x_TI, [pack_panels(w_RI, y_TR.data_ptr(), None, y_TR.stride(0))])
 
     def project_many(self, x_TI: Tensor, weights: Sequence[Weight]) -> list[Tensor]:
-        """Returns x @ w.T for up to MAX_PRODUCTS weights, of one kind."""
+        """Returns x @ w.T for each weight. At most MAX_PRODUCTS are allowed, all tensors or all PanelMatrix."""
         if len(weights) > MAX_PRODUCTS:
             raise ValueError(f"{len(weights)} weights at once, more than {MAX_PRODUCTS}")
         for w_RI in weights:
@@ -95,7 +95,8 @@ class Linear:
         return outputs
 
     def contract(self, x_TR: Tensor, w_RO: Weight, grid: Grid | None = None) -> Tensor:
-        """Returns x @ w, contiguous [T, O], as f32 or as sums of `grid`. w is row-parallel."""
+        """Returns x @ w, contiguous [T, O]: f32, or integers in steps of `grid` if `w_RO` is quantised. `w_RO` is
+        row-parallel."""
         check_weight(w_RO, input_dim=0)
         check_activations(x_TR, w_RO.shape[0])
         if isinstance(w_RO, PanelMatrix):

@@ -1,4 +1,4 @@
-"""A quantised matrix in main memory, in the bytes of a pack."""
+"""A quantised matrix in main memory, in the form of a pack."""
 
 from dataclasses import dataclass
 from typing import TypeAlias

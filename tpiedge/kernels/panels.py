@@ -53,7 +53,7 @@ class PanelShape:
 
 
 def split_panels(panels_PB: Array, shape: PanelShape) -> tuple[Array, Array]:
-    """Copies the panels' scales, f16 [panels, groups, 16], and codes, [panels, codes_nbytes]."""
+    """Returns copies of the panels' scales, f16 [panels, groups, 16], and codes, [panels, codes_nbytes]."""
     whole_PNB, rest_PB = _pairs(panels_PB, shape)
     panels = len(panels_PB)
     scales_PB = np.hstack([whole_PNB[..., :_LINE_BYTES].reshape(panels, -1), rest_PB[:, :_LINE_BYTES]])
@@ -62,7 +62,7 @@ def split_panels(panels_PB: Array, shape: PanelShape) -> tuple[Array, Array]:
 
 
 def split_output(panel_B: Array, shape: PanelShape, output: int) -> tuple[Array, Array]:
-    """Copies one output's scales, f16 [1, groups, 1], and codes, [1, bytes]."""
+    """Returns copies of one output's scales, f16 [1, groups, 1], and codes, [1, bytes]."""
     whole_1NB, rest_1B = _pairs(panel_B[None], shape)
     line = slice(output, _PAIR * PANEL, PANEL)
     scales_G = np.hstack([whole_1NB.view("<f2")[0, :, line].reshape(-1), rest_1B.view("<f2")[0, line]])
@@ -73,7 +73,7 @@ def split_output(panel_B: Array, shape: PanelShape, output: int) -> tuple[Array,
 
 
 def join_panels(scales_PGr: Array, codes_PB: Array, shape: PanelShape, panels_PB: Array) -> None:
-    """Fills `panels_PB`: the inverse of `split_panels`."""
+    """Fills `panels_PB` from the scales and codes that `split_panels` returns."""
     whole_PNB, rest_PB = _pairs(panels_PB, shape)
     panels, pairs = whole_PNB.shape[:2]
     scales_PGB = np.ascontiguousarray(scales_PGr, "<f2").view(np.uint8)

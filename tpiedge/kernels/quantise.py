@@ -1,7 +1,7 @@
 """Quantises numbers to panels of integers with scales (panels.py) and back. No torch.
 
-A scale covers 32 inputs of an output; docs/kernels.md describes its search. A matrix that was quantised before, here or
-as GGUF's Q4_0 or Q8_0, stays the same, except scales below 2^-14.
+A scale covers 32 inputs of an output (docs/kernels.md). Numbers that were quantised before, here or as GGUF's Q4_0 or
+Q8_0, do not change unless their scale is below 2^-14.
 """
 
 import math
@@ -27,7 +27,7 @@ class CannotQuantise(ValueError):
 
 @dataclass(frozen=True)
 class QuantisationError:
-    """Sums of squares: of the weights (`signal`) and of the errors (`noise`)."""
+    """`signal` is the sum of the squared weights, `noise` of the squared errors."""
 
     signal: float = 0.0
     noise: float = 0.0
@@ -46,8 +46,8 @@ class QuantisationError:
 def quantise_unit(
     values_OI: Array, shape: PanelShape, search: bool = True, out: Array | None = None
 ) -> tuple[Array, QuantisationError]:
-    """Quantises panels of a unit. `values_OI`: f32, f16, or bf16 bits. `out` must be contiguous. Releases the GIL.
-    Raises CannotQuantise, UserError."""
+    """Quantises `values_OI` (f32, f16, or bf16 as uint16) to panels, in `out` if given. `search` improves q4. Releases
+    the GIL. Raises CannotQuantise, UserError."""
     if values_OI.shape != (shape.outputs, shape.inputs) or values_OI.dtype not in _KINDS or shape.inputs < 1:
         raise ValueError(
             f"{values_OI.dtype}{list(values_OI.shape)} for {shape.outputs} x {shape.inputs} weights"

@@ -1,4 +1,4 @@
-"""Loads the native kernels (`native/`: C++ through ctypes). Needs no torch, because packing uses the kernels, too."""
+"""Loads the native kernels (`native/`: C++ through ctypes). No torch."""
 
 import ctypes
 import functools
@@ -61,7 +61,7 @@ _log = logging.getLogger(__name__)
 
 
 class KernelLibrary:
-    """The loaded library. `isa`: its instruction set, by default the best."""
+    """The loaded library. `isa` names the instruction set to use (None: the best)."""
 
     def __init__(self, dll: ctypes.CDLL, isa: str | None = None) -> None:
         self.dll = dll
@@ -85,7 +85,7 @@ def kernel_library() -> KernelLibrary | None:
 
 
 def why_missing() -> str:
-    """Returns why native kernels are missing, and a remedy. Returns "" if they are there."""
+    """Returns why native kernels are missing, with a remedy, or "" if they exist."""
     return "" if kernel_library() is not None else str(_find())
 
 
@@ -103,7 +103,6 @@ def _find() -> KernelLibrary | str:
 
 
 def load(path: Path) -> ctypes.CDLL:
-    """Loads the kernels from `path`. Raises OSError."""
     return load_library(path, "tpiedge_abi", ABI, SIGNATURES)
 
 

@@ -1,1 +1,1 @@
-"""The KV cache of a node's own heads (`cache`), and rank 0's ledger of its pages (`pages`, pure)."""
+"""`cache` stores keys and values of a node's own heads. `pages` is rank 0's ledger of pages (pure)."""

@@ -1,4 +1,4 @@
-"""Keys and values of a node's own KV heads, in pages that rank 0 hands out."""
+"""Stores keys and values of a node's own KV heads, in pages that rank 0 assigns."""
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -54,7 +54,7 @@ class KVCache:
         self._in_memory.update(range(pages))
 
     def change(self, changes: Sequence[TableChange], discarded: Sequence[int]) -> None:
-        """Applies a plan's changes of tables, and frees `discarded` pages. Raises ProtocolError."""
+        """Applies a plan's changes of tables, and frees the memory of `discarded` pages. Raises ProtocolError."""
         for change in changes:
             slot = change.slot
             self._check_slot(slot)
@@ -80,7 +80,7 @@ class KVCache:
             self._arena.discard(page * self.page_bytes, self.page_bytes)
 
     def truncate(self, segments: Sequence[Segment]) -> None:
-        """Drops positions beyond the segments' starts. Raises ProtocolError."""
+        """Checks that `segments` fit, and drops positions from their starts on. Raises ProtocolError."""
         lengths = self._lengths.copy()
         for segment in segments:
             slot, start, stop = segment.slot, segment.start, segment.start + segment.length
@@ -100,7 +100,7 @@ class KVCache:
             self._lengths[segment.slot] = segment.start + segment.length
 
     def span(self, slot: int, start: int, tokens: int) -> Span:
-        """Locates positions that `truncate` has checked."""
+        """Returns the place of positions that `truncate` has checked."""
         return Span(tokens, start, self._tables[slot, : self._counts[slot]])
 
     def close(self) -> None:

@@ -2,9 +2,9 @@
 
 Sequences that begin alike share full pages, which are published under names.
 
-1. A page is cold (without memory), blank (empty), idle (published, but not held), or held (`_counts`: by how many
-   sequences).
-2. A page's name is the keyed hash of its tokens and the previous page's name (the first page takes the scope's).
+1. A page is cold (without memory), blank (empty), idle (published, but not held), or held. `_counts` says by how many
+   sequences.
+2. A page's name is the keyed hash of its tokens and the previous page's name. The first page takes the scope's name.
    Sequences share within a scope only. No client can give two texts one name.
 3. A published page is never written again.
 4. Blank pages are allocated first, then cold ones, then the least recently used idle page. When a sequence ends, its
@@ -24,8 +24,8 @@ _NAME_BYTES = 16
 
 
 class PagePool:
-    """`pages` pages of `positions` positions. `key`: at most 64 bytes, new per epoch. `grain`: how many pages give
-    back their memory together (0: never)."""
+    """Manages `pages` pages of `positions` positions. `key` has at most 64 bytes and is new in each epoch. Pages give
+    back their memory in groups of `grain` (0: never)."""
 
     def __init__(self, pages: int, positions: int, key: bytes, grain: int = 0) -> None:
         self.pages = pages
@@ -121,7 +121,7 @@ class PagePool:
         return self._bound
 
     def fit(self, lengths: Iterable[int]) -> None:
-        """Takes memory from pages that sequences of the `lengths` do not need."""
+        """Takes memory from pages beyond the need of sequences with the given `lengths`."""
         if self._grain:
             self.shrink(self.bound(sum(map(self.pages_of, lengths))))
 
@@ -138,7 +138,7 @@ class PagePool:
             self._discarded[page] = None
 
     def discarded(self, most: int) -> tuple[int, ...]:
-        """Returns up to `most` pages whose memory must go back. Returns each page once."""
+        """Returns up to `most` pages whose memory nodes must free. Names each page once."""
         told = list(self._discarded)[:most]
         for page in told:
             del self._discarded[page]

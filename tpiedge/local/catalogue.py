@@ -1,4 +1,4 @@
-"""The models of this computer, found by name."""
+"""Finds this computer's models by name."""
 
 import contextlib
 import difflib
@@ -42,7 +42,8 @@ class FoundModel:
 
 @dataclass(frozen=True)
 class StoredPack:
-    """A pack of the cache. `precision`, `nbytes`: None if unreadable; `used_s`: seconds since 1970."""
+    """A pack of the cache. `precision` and `nbytes` are None if unreadable. `used_s`, its last use, is in seconds since
+    1970."""
 
     path: Path
     name: str
@@ -55,7 +56,7 @@ class StoredPack:
 
 @dataclass(frozen=True)
 class PackLabel:
-    """A pack's name and origin, in label.json. The file's mtime tells the last use."""
+    """A pack's name and origin, in label.json. The file's mtime is the last use."""
 
     name: str
     source: str = ""
@@ -70,8 +71,15 @@ def shards_folder(cache: Path | None) -> Path:
 
 
 def find_model(name: str, cache: Path | None) -> FoundModel:
-    """Finds, in this order: "demo"; a pack, checkpoint folder or GGUF file by path; a cached pack by name, in upper or
-    lower case; a pulled model by alias, "org/name" or "org/name:TAG". Raises UserError."""
+    """Finds, in this order:
+
+    1. "demo";
+    2. a pack, checkpoint folder or GGUF file by path;
+    3. a cached pack by name, in upper or lower case;
+    4. a pulled model by alias, "org/name" or "org/name:TAG".
+
+    Raises UserError.
+    """
     given = Path(name)
     if name != DEMO:
         # Unlike Path.is_file, false for names too long.
@@ -112,7 +120,7 @@ def stored_pack(path: Path) -> StoredPack:
 
 
 def packs_of(name: str, cache: Path | None) -> list[Path]:
-    """Returns the pack `name`, or a model's cached packs. Raises UserError."""
+    """Returns the pack called `name`, or the cached packs of the model `name`. Raises UserError."""
     hub_name = parse_hub_name(name)
     if hub_name is not None and not os.path.isdir(name) and not _packs_called(name, cache):
         wanted = str(HubName(hub_name.repo, quant=hub_name.quant))
@@ -141,7 +149,8 @@ def the_pack_of(name: str, cache: Path | None) -> Path:
 
 
 def name_pack(pack: Path, stem: str, precision: str, source: str, wanted: str | None = None) -> str:
-    """Names a cached pack. If `wanted` is None, a pack without a name gets one from `stem`. Raises UserError."""
+    """Names a cached pack, and returns the name. If `wanted` is None, a pack without a name gets one from `stem`.
+    Raises UserError."""
     label = load_label(pack)
     if wanted is None:
         if label.name != pack.name:

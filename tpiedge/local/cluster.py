@@ -1,4 +1,4 @@
-"""A cluster for one command, and its answers as text. No torch."""
+"""Runs a cluster for one command, and collects its answers as text. No torch."""
 
 import queue
 import threading
@@ -33,8 +33,8 @@ _EPOCH = 1
 
 
 class LocalCluster:
-    """Nodes that start and end together, in rank order. Make all calls in one thread. `traces`: trace files. `places`:
-    where nodes run; if empty, on this computer."""
+    """Nodes that start and end together, in rank order. Make all calls in one thread. `traces` are trace files.
+    `places` says where nodes run (empty: on this computer)."""
 
     def __init__(
         self,
@@ -91,7 +91,8 @@ class LocalCluster:
             raise
 
     def generate(self, request: GenerationRequest) -> Generator[control.AnswerPart | control.Finished]:
-        """Yields events up to Finished; blocks. Closing cancels the request. Raises UserError, PeerError."""
+        """Yields the request's events up to Finished. Blocks. Closing the generator cancels the request. Raises
+        UserError, PeerError."""
         self._post(control.Generate(_EPOCH, request), 0)
         ended = False
         try:
@@ -111,7 +112,7 @@ class LocalCluster:
                 self._post(control.Cancel(_EPOCH, request.id), 0)
 
     def stats(self) -> list[control.Stats]:
-        """Returns all counters in rank order. Blocks. Raises PeerError after ten seconds."""
+        """Returns all nodes' counters. Blocks. Raises PeerError after ten seconds."""
         for rank in range(len(self._children)):
             self._post(control.AskStats(_EPOCH), rank)
         answers: dict[int, control.Stats] = {}
@@ -123,7 +124,7 @@ class LocalCluster:
         return [answers[rank] for rank in sorted(answers)]
 
     def close(self) -> None:
-        """Ends all nodes; kills those that run after 3 s. Blocks. Idempotent."""
+        """Ends all nodes; kills nodes that still run after 3 s. Blocks. Idempotent."""
         if self._thread.is_alive():
             for rank in range(len(self._children)):
                 self._post(control.Shutdown(_EPOCH), rank)
@@ -221,8 +222,8 @@ def _rank(peer: str) -> int:
 
 @dataclass
 class Answer:
-    """`ttft_s`: seconds until the first token. `decode_s`: seconds from the first to the last token. `tokens_per_step`:
-    None after a stop string."""
+    """`ttft_s` is the time to the first token, `decode_s` from the first to the last token. `tokens_per_step` is None
+    after a stop string."""
 
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
@@ -249,7 +250,8 @@ def collect(
     *,
     goes_on: bool = False,
 ) -> Answer:
-    """Runs the request; blocks. Raises like LocalCluster.generate. `goes_on`: the answer continues the prompt."""
+    """Runs the request. Blocks. Raises what LocalCluster.generate raises. `goes_on`: the answer continues the prompt's
+    text."""
     answer = Answer()
     writer = TextWriter(tokenizer, tuple(stops), request.prompt_ids if goes_on else ())
 
@@ -296,7 +298,7 @@ def launch(
     traces: tuple[Path, ...] = (),
     places: tuple[Place, ...] = (),
 ) -> Iterator[LocalCluster]:
-    """Runs a cluster during the block. Raises like LocalCluster.start."""
+    """Runs a cluster during the block. Raises what LocalCluster.start raises."""
     there = layout.testbed
     with nullcontext(places) if places or there is None else there.places() as places:
         served = Served(

@@ -32,7 +32,7 @@ _LIBRARIES: Final = ("kernels", "transport", "lab/testbed")
 
 @dataclass(frozen=True)
 class Installer:
-    """Files in `folder` that pip installs. `sources` is "" if this installation has none (it came from a wheel)."""
+    """Files in `folder` that pip installs. `sources` is "" if this installation has no sources."""
 
     folder: Path
     wheel: str
@@ -54,7 +54,7 @@ def find_installer(folder: Path) -> Installer | None:
 
 
 def make_installer(folder: Path, package: Path = _PACKAGE) -> Installer:
-    """Writes the files into `folder` unless they are there, and deletes those of other versions. Raises OSError."""
+    """Writes the files into `folder` unless they are there, and deletes all other files there. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     installed, sources = dict(_installed(package)), dict(_sources(package.parent))
     version = f"{tpiedge.__version__}+{_digest(installed | sources)}"
@@ -100,7 +100,7 @@ def shell_lines(made: Installer, url: str, connect: str, token: str) -> list[str
 @cache
 def _hashed(path: Path) -> tuple[str, list[str]]:
     """Returns a file's SHA-256, and the latest versions of the C and C++ libraries that its native code names. A file's
-    name tells its content, so each is read once."""
+    name tells its content."""
     content, latest = path.read_bytes(), dict[str, tuple[int, ...]]()
     for name, version in set(re.findall(rb"(?<=\0)(GLIBC(?:XX)?)_(\d[\d.]*)(?=\0)", content)):
         number = tuple(map(int, version.decode().split(".")))
@@ -110,13 +110,14 @@ def _hashed(path: Path) -> tuple[str, list[str]]:
 
 
 def _installed(package: Path) -> Iterator[tuple[str, bytes]]:
-    """Yields (name in the wheel, content). Native libraries get names that suit any Python."""
+    """Yields (name in the wheel, content)."""
     libraries = {find_library(package / folder) for folder in _LIBRARIES}
     for path in _files(package):
         name = f"tpiedge/{path.relative_to(package).as_posix()}"
         if path.suffix != ".so":
             yield name, path.read_bytes()
         elif path in libraries:
+            # A name that suits any Python.
             yield f"{name.rpartition('/')[0]}/_native.so", path.read_bytes()
     if not (package / "configs").is_dir():  # of a checkout
         for path in _configs(package.parent):
@@ -133,7 +134,7 @@ def _sources(checkout: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def _configs(checkout: Path) -> list[Path]:
-    """Returns the files that tpiedge reads itself. Others in configs/ are settings of the user's, with secrets."""
+    """Returns the files that tpiedge reads. Other files in configs/ are the user's settings, with secrets."""
     return sorted((checkout / "configs").glob("*/*.toml"))
 
 
@@ -149,7 +150,6 @@ def _digest(files: dict[str, bytes]) -> str:
 
 
 def _wheel_members(installed: dict[str, bytes], version: str, tag: str) -> Iterator[tuple[str, bytes]]:
-    """Yields the members of a wheel (packaging.python.org: binary distribution format)."""
     folder, about = f"tpiedge-{version}.dist-info", metadata.distribution("tpiedge")
     # Where the checkout itself is on the path, setuptools' older files are found first.
     told = about.read_text("METADATA") or about.read_text("PKG-INFO")
@@ -180,10 +180,10 @@ def _source_members(sources: dict[str, bytes], version: str) -> Iterator[tuple[s
 
 
 def _write(path: Path, members: Iterable[tuple[str, bytes]]) -> None:
-    """Writes a ZIP file whose bytes depend on the members alone. It is not compressed: local networks are fast."""
+    """Writes a ZIP file whose bytes depend on the members alone."""
     # Durable, else a loss of power may leave an empty file of this name for good.
     with replacing(path) as partial, partial.open("wb") as file:
-        with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+        with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:  # local networks are fast
             for name, content in members:
                 entry = zipfile.ZipInfo(name)
                 entry.external_attr = 0o644 << 16

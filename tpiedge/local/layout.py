@@ -1,4 +1,4 @@
-"""The user's choices for a local cluster, its context and its plan."""
+"""Holds the user's choices for a local cluster. Chooses its context and plan."""
 
 import os
 from collections.abc import Callable
@@ -22,8 +22,9 @@ _MOST_KV_TOKENS = (1 << 32) - 1
 
 @dataclass(frozen=True)
 class Devices:
-    """The devices of a testbed, in rank order. `most_threads`: the smallest device's processors. `timing`: for the
-    worst link. `places` yields the nodes' places; during its block, this thread uses the first device's network."""
+    """The devices of a testbed, in rank order. `most_threads` is the smallest device's number of processors. `timing`
+    suits the worst link. `places` yields the nodes' places; during its block, this thread uses the first device's
+    network."""
 
     speeds: tuple[float, ...]
     memory_bytes: tuple[int | None, ...]
@@ -34,7 +35,7 @@ class Devices:
 
 @dataclass(frozen=True)
 class Layout:
-    """The user's choices. `speculate`: see Assign."""
+    """The user's choices. `speculate` limits the drafts of a sequence in a step."""
 
     nodes: int
     shares: str | None
@@ -48,7 +49,7 @@ class Layout:
 
     @property
     def threads_per_node(self) -> int:
-        """--threads, or usable physical cores per node, within the testbed's limit."""
+        """The value of --threads or, by default, the usable physical cores per node, within the testbed's limit."""
         if self.threads is not None:
             return self.threads
         threads = max(1, default_threads() // self.nodes)
@@ -59,7 +60,7 @@ class Layout:
         return min((limit for limit in limits if limit is not None), default=None)
 
     def check(self) -> tuple[ShareWeight, ...] | None:
-        """Returns --shares. Raises UserError for any flag out of range."""
+        """Returns the weights of --shares, if given. Raises UserError for any flag out of range."""
         if not 1 <= self.nodes <= 64:
             raise UserError(f"--nodes {self.nodes} is out of range: 1 to 64")
         if self.threads is not None and not 1 <= self.threads <= 1024:
@@ -122,7 +123,8 @@ def check_context(model: PreparedModel, context: int) -> int:
 
 
 def chosen_context(model: PreparedModel, layout: Layout, wanted: int | None) -> int:
-    """Returns `wanted`, or what memory allows (at least 4096). Raises UserError."""
+    """Returns `wanted` or, by default, what memory allows (at least 4096, if the model has as many). Raises
+    UserError."""
     if wanted is not None:
         return check_context(model, wanted)
     own = model.context_tokens
@@ -133,7 +135,8 @@ def chosen_context(model: PreparedModel, layout: Layout, wanted: int | None) -> 
 
 
 def roomy_context(model: PreparedModel, layout: Layout, tokens: int, least: int) -> int:
-    """Halves `tokens` until the KV cache is small; stops at `least`."""
+    """Halves `tokens` until the KV cache takes at most an eighth of memory, and no more weights stream than with
+    `least`. Stops at `least`."""
     usual = default_memory_bytes() // layout.nodes
     limits = [layout.memory_bytes_of(rank, layout.memory_bytes) for rank in range(layout.nodes)]
     memory = sum(usual if limit is None else limit for limit in limits)

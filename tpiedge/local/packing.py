@@ -30,7 +30,7 @@ Source = Checkpoint | GgufModel
 
 @dataclass(frozen=True)
 class PackedModel:
-    """`name`: None outside the cache. `losses`: differences from the source. `notices`: lines for users."""
+    """`name` is None outside the cache. `losses` are differences from the source. `notices` are lines for users."""
 
     report: PackReport
     name: str | None
@@ -49,7 +49,7 @@ def cached_pack(source: Source, storage: Storage, cache: Path | None) -> Path:
 def pack_model(
     source: Source, storage: Storage, cache: Path | None, out: Path | None = None, name: str | None = None
 ) -> PackedModel:
-    """Packs in a child process. Blocks. Raises UserError, DiskFull, ReadFault."""
+    """Packs `source` in a child process, into `out` or the cache. Blocks. Raises UserError, DiskFull, ReadFault."""
     spec, target = model_spec(source.config), out or cached_pack(source, storage, cache)
     if isinstance(source, Checkpoint):
         source.check(spec)

@@ -41,8 +41,8 @@ _NUMBERS = {
 
 
 class PreparedModel:
-    """A model ready to run. `folder`: its text files. `also_called`: other names, first the pack's. `public_name`:
-    replaces a local `path`. `kv`: None for the default."""
+    """A model ready to run. `folder` has its text files. `also_called` lists other names, the pack's first.
+    `public_name` replaces a local `path`."""
 
     def __init__(
         self,
@@ -132,7 +132,7 @@ def prepare(
     cache: Path | None,
     kv: KVPrecision | None = None,
 ) -> PreparedModel:
-    """Opens the model's pack, or makes it; blocks."""
+    """Opens the model's pack, or makes one. Blocks."""
     found = find_model(name, cache)
     path = name if name != DEMO and found.path == Path(name) else None
     folder: Path | None = found.path

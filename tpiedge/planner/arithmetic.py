@@ -51,7 +51,7 @@ def check_head_width(kv: KVPrecision, head_dim: int) -> None:
 
 
 def computed_apart(storage: Storage, head_dim: int) -> str:
-    """Names the part whose bits depend on the machine (docs/kernels.md), or ""."""
+    """Names the part of the model whose bits depend on the machine (docs/kernels.md), or returns ""."""
     if not storage.head.quantised:
         return f"a head kept in {storage.head.value}"
     if head_dim > MAX_HEAD_WIDTH:

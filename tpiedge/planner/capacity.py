@@ -1,7 +1,7 @@
 """Decides which machines take part, with which share, and why.
 
-A machine can cost more time than it saves. Latency depends only on the slowest link. So the first candidates are, for
-each number of workers, those with the shortest round trips.
+A machine can cost more time than it saves. Latency depends only on the slowest link. So for each number of workers, the
+workers with the shortest round trips are tried first.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ _TRIES = 3  # most promising sets of more machines that are tried
 
 @dataclass(frozen=True)
 class SpareReason:
-    """The reason for a spare machine. `why`: a sentence that calls the machine "it"."""
+    """The reason why a machine has no part. `why` is a sentence that calls the machine "it"."""
 
     kind: SpareKind
     why: str
@@ -35,8 +35,6 @@ class SpareReason:
 
 @dataclass(frozen=True)
 class Allocation:
-    """A plan's machines."""
-
     members: tuple[int, ...]  # by rank: a machine's index
     plan: Plan
     reasons: tuple[str, ...]  # by rank: why the machine has a part
@@ -49,7 +47,8 @@ def allocate(
     weights: Sequence[ShareWeight] | None = None,
     min_workers: int = 0,
 ) -> Allocation | Infeasible:
-    """Finds the fastest set that holds the model. With `weights` (--shares), only machines with weights take part."""
+    """Finds the fastest set of machines that holds the model. With `weights` (--shares), machines of weight 0 are left
+    out."""
     missing = min_workers - (len(machines) - 1)
     if missing > 0:
         return Infeasible(f"{counted(missing, 'more worker')} needed (--min-workers {min_workers})")
@@ -99,7 +98,6 @@ class _Candidates:
     min_workers: int
 
     def best_set(self, able: Sequence[int]) -> _Option | None:
-        """Finds the fastest set. Tries all sets if there are few machines."""
         least = self.min_workers
         if len(able) <= _FEW:
             workers = able[1:]
@@ -123,7 +121,6 @@ class _Candidates:
     def _best_of(
         self, sets: Sequence[Sequence[int]], tries: int, best: _Option | None = None
     ) -> _Option | None:
-        """Makes plans of the most promising `sets`, at most `tries`. Returns the fastest plan, which may be `best`."""
         ranked = [(self.least_step_s(members), members) for members in map(sorted, sets)]
         promising = sorted((least_s, members) for least_s, members in ranked if least_s is not None)
         for least_s, members in promising[:tries]:
@@ -151,7 +148,7 @@ class _Candidates:
         return members, plan
 
     def why_in(self, members: Sequence[int], rank: int, plan: Plan, total: int, *, assumed: bool) -> str:
-        """Explains a member's part. `total`: the bytes of a layer. `assumed`: its speed was not measured."""
+        """Explains a member's part. `assumed`: its speed was not measured."""
         node, limit, need = self.machines[members[rank]], "", plan.needs[rank]
         guess = " (assumed, not measured)" if assumed else ""
         by_speed = node.speed / sum(self.machines[member].speed for member in members)
@@ -194,7 +191,7 @@ def _pick(machines: Sequence[MachineFacts], members: Sequence[int]) -> list[Mach
 
 
 def slower(with_s: float, without_s: float, because: str, workers: int) -> SpareReason:
-    """Says that a machine saves no time. `with_s`, `without_s`: seconds per token."""
+    """Says that a machine saves no time. `with_s` and `without_s` are seconds per token."""
     return SpareReason(
         "slower",
         f"a token takes about {format_seconds(with_s)} with it and {format_seconds(without_s)} without it "
@@ -211,7 +208,7 @@ def drained(name: str) -> SpareReason:
 
 
 def without_native(model: ModelFacts, isa: str) -> SpareReason | None:
-    """Refuses a worker without the native kernels that the model needs."""
+    """Refuses a worker that lacks native kernels and needs them. Otherwise returns None."""
     if not model.needs_native or isa != NO_ISA:
         return None
     return SpareReason(
@@ -222,7 +219,7 @@ def without_native(model: ModelFacts, isa: str) -> SpareReason | None:
 
 
 def too_small(model: ModelFacts, machine: MachineFacts) -> SpareReason | None:
-    """Refuses a worker whose memory is too small for any part."""
+    """Refuses a worker whose memory is too small for any part. Otherwise returns None."""
     shape, nothing = model.shape, Share(0, 0)
     last_tile = NodeShare(nothing, Share(shape.ffn_tiles - 1, shape.ffn_tiles))  # which may be a short one
     kv_head = NodeShare(Share(0, shape.group_size), nothing)
@@ -239,7 +236,7 @@ def too_small(model: ModelFacts, machine: MachineFacts) -> SpareReason | None:
 def master_too_small(
     model: ModelFacts, machine: MachineFacts, weights: Sequence[ShareWeight] | None
 ) -> str | None:
-    """Says why the master's memory is too small, or returns None. `weights`: the weights of --shares."""
+    """Returns why the master's memory is too small, or None. `weights` are the weights of --shares."""
     nothing = NodeShare(Share(0, 0), Share(0, 0))
     share = nothing if weights is None else partition(model.shape, weights)[0]
     least = smallest_bytes(model, 0, share, machine)

@@ -23,7 +23,7 @@ def whole_bytes(model: ModelFacts) -> tuple[int, int]:
 
 
 def pinned_limit(model: ModelFacts, rank: int, node: NodeFacts) -> float:
-    """Returns the largest part of every layer for which the node has room (1.0: whole layers)."""
+    """Returns the largest part of every layer that the node can hold without streaming (1.0: whole layers)."""
     weights, kv_cache = whole_bytes(model)
     limit = _disk_limit(model, rank, node, weights)
     if node.memory_bytes is not None:
@@ -48,7 +48,7 @@ class Bound:
 
     @property
     def least_s(self) -> float:
-        """The seconds of a sweep for a node without layers, which may stream the LM head."""
+        """The least seconds of a sweep for a node without layers, which may stream the LM head."""
         if self.pinned >= 0 or not self.read_per_s:
             return 0.0
         return max(0.0, -self.read_at_once / self.read_per_s)
@@ -87,7 +87,8 @@ def node_bound(model: ModelFacts, rank: int, node: NodeFacts) -> Bound:
 
 
 def fractions(bounds: Sequence[Bound]) -> tuple[list[float], float] | None:
-    """Returns fractions, and a lower bound of the slowest node's seconds."""
+    """Returns each node's fraction of a layer, and a lower bound of the slowest node's seconds. Returns None if the
+    nodes are too small."""
     if min(bound.limit for bound in bounds) < 0 or sum(bound.limit for bound in bounds) < 1:
         return None
     seconds = _seconds_for_all(bounds)

@@ -16,7 +16,7 @@ _LINK_BYTES_PER_S: Final = 1e6  # of a link that was not measured
 
 @dataclass(frozen=True)
 class KVHolder:
-    """A node's KV heads. `machine`: "" for the master's."""
+    """A node's KV heads. `machine` is "" for the master's machine."""
 
     machine: str
     heads: Share
@@ -25,8 +25,6 @@ class KVHolder:
 
 @dataclass(frozen=True)
 class KVMoves:
-    """The moves of KV heads."""
-
     kept: tuple[Share, ...]  # on their machine, by old rank
     stored: tuple[int, ...]  # by old rank 0, because new nodes on other machines lack them
     gathered: tuple[tuple[int, int], ...]  # by rank 0: (old rank, head)
@@ -60,7 +58,7 @@ def plan_moves(old: Sequence[KVHolder], new: Sequence[KVHolder]) -> KVMoves:
 
 
 def transfer_s(moves: KVMoves, old: Sequence[KVHolder], new: Sequence[KVHolder], head_bytes: float) -> float:
-    """Predicts a transfer's seconds. `head_bytes`: the bytes of one head in all layers and pages."""
+    """Predicts a transfer's seconds. `head_bytes` counts the bytes of one head in all layers and pages."""
     senders, receivers = [old[rank] for rank, _ in moves.gathered], [new[rank] for rank, _ in moves.scattered]
     rates = [one.link_bytes_per_s or _LINK_BYTES_PER_S for one in (*senders, *receivers)]
     travels = sum(head_bytes / rate for rate in rates)

@@ -69,7 +69,7 @@ class ModelFacts:
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """A node's abilities. The speeds have the same scale."""
+    """A node's abilities. All speeds are on one scale."""
 
     speed: float  # layer weights in bytes per second, or relative
     memory_bytes: int | None = None
@@ -86,7 +86,7 @@ class NodeFacts:
 
 @dataclass(frozen=True)
 class NodeNeed:
-    """A node's predicted bytes. `streamed_bytes`: weights read in every sweep."""
+    """A node's predicted bytes. `streamed_bytes` counts weights that are read in every sweep."""
 
     weight_bytes: int
     kv_bytes: int
@@ -101,7 +101,7 @@ class NodeNeed:
 
 @dataclass(frozen=True)
 class Infeasible:
-    """The absence of a plan. `reason`: one line with the numbers."""
+    """The result if no plan is possible. `reason` is one line with the numbers."""
 
     reason: str
 
@@ -235,7 +235,6 @@ def _held(
 
 
 def _least(blocks: Sequence[Sequence[int]], matrices: int, window: int, keeping: Keeping) -> int:
-    """Returns the bytes that a node must hold at once."""
     if keeping.pin == "all":
         return matrices
     least = max(smallest_ring(blocks, frozenset()), window)
@@ -243,7 +242,7 @@ def _least(blocks: Sequence[Sequence[int]], matrices: int, window: int, keeping:
 
 
 def _window(blocks: Sequence[Sequence[int]], matrices: int, keeping: Keeping) -> int:
-    """Returns the bytes of the ring that the user wants, or 0 if the user has no wish."""
+    """Returns the bytes of the ring that the user wants, or 0."""
     return min(keeping.window_bytes or keeping.window_blocks * max(map(sum, blocks)), matrices)
 
 

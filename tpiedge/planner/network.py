@@ -1,14 +1,12 @@
 """Predicts all-reduces and chooses the fastest collective (TPI-LLM, section 3.2 and appendix A.1).
 
 A node ends a phase once it has received everything and its messages have left. A message costs latency, transfer,
-encryption and copies. The slowest of the link and both ports limits the transfer. A phase's messages share ports. With
-equal links of latency t and rate r, N nodes and B bytes:
+encryption and copies. The slowest of the link and both ports limits the transfer. With equal links
+of latency t and rate r, N nodes and B bytes:
 
     star      2 t        + 2 (N-1) B / r             all to rank 0, and back
     mesh      t          + (N-1) B / r               all to all
     two-shot  2 t        + 2 (N-1)/N B / r           slices to nodes, which send sums to all
-
-All three add in rank order, so `choose` never changes a bit.
 """
 
 from collections import defaultdict
@@ -32,7 +30,7 @@ class Hop(NamedTuple):
 
 
 def phases(collective: CollectiveName, size: int) -> Iterator[Sequence[Hop]]:
-    """Yields an all-reduce's messages, by phase."""
+    """Yields the messages of each phase of an all-reduce."""
     if collective == "star":
         yield [Hop(rank, 0) for rank in range(1, size)]
         yield [Hop(0, rank) for rank in range(1, size)]
@@ -69,7 +67,7 @@ _COSTS: Final = Costs()
 
 @dataclass(frozen=True, slots=True)
 class PairFacts:
-    """A link. `bytes_per_s`: None if unlimited or unknown."""
+    """A link. `bytes_per_s` is None if unlimited or unknown."""
 
     one_way_latency_s: float
     bytes_per_s: float | None = None
@@ -85,7 +83,7 @@ class PairFacts:
 
 @dataclass(frozen=True)
 class NetworkFacts:
-    """The nodes by rank. Pairs without a link cannot reach each other. Rank 0 needs all links."""
+    """The nodes, by rank, and their links. Pairs without a link cannot reach each other. Rank 0 needs all links."""
 
     links: Mapping[tuple[int, int], PairFacts]  # by pairs of ranks, in one order or both
     #: Each rank's machine. Ranks on one machine share its port and cores.
@@ -127,7 +125,7 @@ class ChosenCollective:
 
 
 def choose(nbytes: int, facts: NetworkFacts) -> ChosenCollective:
-    """Chooses the fastest collective. `nbytes`: bytes per node, in the wire's precision."""
+    """Chooses the fastest collective. `nbytes` counts bytes per node, in the wire's precision."""
     known = {name: predict(name, nbytes, facts) for name in _CHOICES}
     seconds = {name: taken_s for name, taken_s in known.items() if taken_s is not None}
     near = [name for name, taken_s in seconds.items() if taken_s <= (1 + TIE) * min(seconds.values())]
@@ -148,7 +146,8 @@ def choose(nbytes: int, facts: NetworkFacts) -> ChosenCollective:
 
 
 def predict(collective: CollectiveName, nbytes: int, facts: NetworkFacts) -> float | None:
-    """Predicts an all-reduce's seconds. `nbytes`: bytes per node, in the wire's precision."""
+    """Predicts an all-reduce's seconds. `nbytes` counts bytes per node, in the wire's precision. Returns None if a link
+    is missing."""
     ready = [0.0] * facts.size
     message_s = facts.costs.message_s if collective in _NATIVE else facts.costs.stepwise_s
     for phase in phases(collective, facts.size):

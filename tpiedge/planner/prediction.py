@@ -1,7 +1,7 @@
-"""Predicts a decode step on given machines: every node's weights and two all-reduces per layer.
+"""Predicts a decode step's time on given machines: every node's weights and two all-reduces per layer.
 
 Among three or more nodes, an all-reduce takes the slowest link's round trip. For each worker it also takes the time to
-send a row and to receive one. Two nodes exchange rows in half a round trip.
+send a row and to receive a row. Two nodes exchange rows in half a round trip.
 """
 
 import re
@@ -30,7 +30,7 @@ class MachineFacts(NodeFacts):
 def predict(
     model: ModelFacts, machines: Sequence[MachineFacts], weights: Sequence[ShareWeight] | None = None
 ) -> Plan | Infeasible:
-    """Makes a plan by `weights` or by speed. Its times are those of a step with one token."""
+    """Makes a plan by `weights`, or by speed without them. Predicts the times of a step with one token."""
     plan = solve(model, machines) if weights is None else evaluate(model, machines, weights)
     if isinstance(plan, Infeasible):
         names = re.sub(r"\bnode (\d+)\b", lambda found: machines[int(found[1])].name, plan.reason)
@@ -41,7 +41,7 @@ def predict(
 def without_idle(
     model: ModelFacts, machines: Sequence[MachineFacts], plan: Plan, busy: Sequence[int]
 ) -> Plan:
-    """Returns `plan` with only the ranks `busy`. `machines`: the machines of `busy`."""
+    """Returns `plan` with only the ranks `busy`, whose machines are `machines`."""
     shares, needs = tuple(plan.shares[rank] for rank in busy), tuple(plan.needs[rank] for rank in busy)
     return replace(plan, shares=shares, needs=needs, reduce_s=_reduce_s(model, machines))
 

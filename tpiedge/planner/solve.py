@@ -1,8 +1,7 @@
 """Cuts a model into shares by the nodes' capacities. Pure.
 
 Time: step = max_i(fraction_i * layer_bytes / speed_i) + head_bytes / head_speed_0. All-reduces end blocks, and rank 0
-computes the LM head alone, so the head does not change the shares. Shares follow the nodes' speeds while they fit. A
-full node streams weights, or leaves some to others.
+computes the LM head alone, so the head does not change the shares.
 
 Attention and FFN are cut independently (TPI-LLM, section 3.1). Attention is cut at KV heads. If more nodes than KV
 heads take part, it is cut at query heads, with replicated KV heads.
@@ -38,7 +37,7 @@ _HasRoom: TypeAlias = Callable[[int, NodeShare], bool]  # whether a rank's node 
 
 @dataclass(frozen=True)
 class Plan:
-    """Shares in rank order. `layers_s`, `head_s`, `reduce_s` (all-reduces): in units of bytes / speed."""
+    """Shares in rank order. `layers_s`, `head_s` and `reduce_s` (all-reduces) are in units of bytes / speed."""
 
     shares: tuple[NodeShare, ...]
     needs: tuple[NodeNeed, ...]
@@ -78,7 +77,7 @@ def apportion(weights: Sequence[float], units: int) -> list[int]:
 def apportion_within(
     weights: Sequence[float], units: int, most: Callable[[int, int], int]
 ) -> list[int] | None:
-    """Divides like `apportion`, but gives no node more than `most(index, part)`."""
+    """Divides as `apportion` does, but gives no node more than `most(index, part)`. Returns None if units are left."""
     full: dict[int, int] = {}
     while True:
         free = [0.0 if index in full else weight for index, weight in enumerate(weights)]
@@ -181,7 +180,6 @@ def solve(model: ModelFacts, nodes: Sequence[NodeFacts]) -> Plan | Infeasible:
 
 
 def _fastest(plans: Sequence[Plan | Infeasible]) -> Plan | None:
-    """Returns the fastest plan; of equally fast plans the first."""
     found = [plan for plan in plans if isinstance(plan, Plan)]
     return min(found, key=lambda plan: plan.layers_s, default=None)
 

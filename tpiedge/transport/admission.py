@@ -1,7 +1,7 @@
 """Decides who may connect. ZeroMQ asks (ZAP, RFC 27) before a CURVE handshake ends.
 
-One thread per context answers. Every hub is a ZAP domain with a list of keys. A hub may let a few unknown keys in; only
-code that admits newcomers gets their messages.
+One thread per context answers. Every hub is a ZAP domain with a list of keys. A hub may also accept a few unknown keys;
+only code that admits newcomers gets their messages.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class UnknownPeerPolicy:
-    """Limits the peers with unknown keys. Each of them has one connection."""
+    """Limits the peers with unknown keys. Each such peer has one connection."""
 
     name_of: Callable[[str], str]
     limit: int = 32  # places for peers, and further places for peers with tickets
@@ -43,8 +43,6 @@ class UnknownPeerPolicy:
 
 @dataclass(frozen=True, slots=True)
 class _UnknownPeer:
-    """A peer with an unknown key."""
-
     key: str
     since: float
     address: str
@@ -80,7 +78,7 @@ class Admission:
             self.admit(key, name)
 
     def may_be_unknown(self, name: str) -> bool:
-        """Whether the peer's key may be unknown. `name`: "" before the introduction."""
+        """Whether the peer's key may be unknown. `name` is "" before the introduction."""
         return self._policy is not None and (name in self._unknown or name not in self.admitted)
 
     def key_of(self, name: str) -> str | None:
@@ -95,7 +93,7 @@ class Admission:
             return key in self._names or key in self._denied
 
     def admit(self, key: str, name: str) -> None:
-        """Admits `key` as `name`, instead of the old key of `name`."""
+        """Admits `key` under `name`, in place of the old key of `name`."""
         if not is_key(key) or not name or "/" in name:
             raise UserError(f"not a public key and a peer name: {len(key)} characters, {name!r}")
         with self._lock:
@@ -105,7 +103,7 @@ class Admission:
             self._replace({**kept, key: name})
 
     def revoke(self, name: str, key: str = "") -> None:
-        """Refuses `key` and the key of `name` until `admit`. Drops messages that `name` still sends."""
+        """Refuses `key` and the key of `name` until they are admitted again. Later messages of `name` are dropped."""
         with self._lock:
             peer = self._unknown.pop(name, None)
             gone = [known for known, other in self._names.items() if other == name]
@@ -122,7 +120,7 @@ class Admission:
                 self._dismiss(name)
 
     def expire(self) -> tuple[str, ...]:
-        """Removes overdue unknown peers. Returns the peers to disconnect."""
+        """Removes overdue unknown peers. Returns the names of peers to disconnect."""
         if self._policy is None:
             return ()
         with self._lock:
@@ -175,7 +173,7 @@ class Admission:
         return name
 
     def refusal(self, name: str, ticket: str, connection: TcpConnection | None) -> Message | None:
-        """Gives the peer a place if its `ticket` is valid. Otherwise returns the refusal."""
+        """Gives the peer a place if its `ticket` is valid. Otherwise returns the message that refuses the peer."""
         policy, caller = self._policy, self._others.get(name)
         if policy is None or policy.accepts_ticket is None or caller is None or not caller.until:
             return None
@@ -232,7 +230,7 @@ class Admission:
 
 
 class ZmqContext:
-    """A context and its ZAP thread. `close` waits until all sockets are closed. `io_threads`: threads that encrypt."""
+    """A context and its ZAP thread. `io_threads` threads encrypt. `close` waits until all sockets are closed."""
 
     def __init__(self, io_threads: int = 1) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads)
@@ -243,7 +241,7 @@ class ZmqContext:
         return self._context.socket(kind)
 
     def guard(self, admission: Admission) -> bytes:
-        """Returns a new ZAP domain. Set it before the bind."""
+        """Returns a new ZAP domain, to be set before the bind."""
         if self._thread is None:
             # Bound before any hub exists: a hub without a ZAP handler would admit every key.
             requests = self._context.socket(zmq.REP)

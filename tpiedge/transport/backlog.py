@@ -1,7 +1,7 @@
-"""Watches a hub's connections. Cuts those that flood the hub, and those that stay unauthenticated.
+"""Watches a hub's connections. Cuts connections that flood the hub, and connections that stay unauthenticated.
 
-libzmq's high-water mark counts messages, not bytes. And libzmq 4.3.5 may abort the process if it stops reading a
-connection. So libzmq reads without a bound here. This module compares the kernel's count of received bytes with the
+libzmq's high-water mark counts messages, not bytes, and libzmq 4.3.5 may abort the process if it stops reading a
+connection. So libzmq reads without a limit here. This module compares the kernel's count of received bytes with the
 hub's.
 
 Unauthenticated connections are limited in time and number. If there are too many, the address with the most connections
@@ -58,7 +58,7 @@ _log = logging.getLogger(__name__)
 
 
 def overfull_address(addresses: Sequence[str]) -> str | None:
-    """Returns the address with too many connections, if any. The last of `addresses` is the newest connection's."""
+    """Returns the address with too many connections, else None. The last of `addresses` is the newest connection's."""
     counts = Counter(addresses)
     if counts[addresses[-1]] > UNAUTHENTICATED_PER_ADDRESS:
         return addresses[-1]
@@ -66,7 +66,7 @@ def overfull_address(addresses: Sequence[str]) -> str | None:
 
 
 def curve_bytes(frame_bytes: int) -> int:
-    """Returns a frame's bytes on the connection, with CURVE."""
+    """Returns a frame's size on the connection, with CURVE."""
     encrypted = frame_bytes + _CURVE_BYTES
     return encrypted + (2 if encrypted <= 255 else 9)
 
@@ -100,8 +100,8 @@ class Flow:
 class Backlog:
     """Watches one ROUTER in a thread until `close`. Make the Backlog before the bind.
 
-    `limit`: bytes of one admitted peer that may wait. If ended connections left more unread bytes, new connections are
-    cut.
+    `limit` bounds the waiting bytes of one admitted peer. If ended connections left more unread bytes, new connections
+    are cut.
     """
 
     def __init__(self, router: zmq.Socket[bytes], limit: int, admission: Admission) -> None:
@@ -148,7 +148,6 @@ class Backlog:
                     self._look()
 
     def _read_events(self) -> None:
-        """Limits new connections, which use up descriptors."""
         self._due = min(self._due, time.monotonic() + _PERIOD_S)
         with contextlib.suppress(zmq.Again):
             for _ in range(_MOST_AT_ONCE):

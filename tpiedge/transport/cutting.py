@@ -1,7 +1,4 @@
-"""Ends TCP connections of a ZeroMQ socket by shutting down the file descriptor. ZeroMQ has no call for that.
-
-(Taking over the peer's routing id leaves an engine without a pipe. libzmq 4.3.5 does not survive this.)
-"""
+"""Ends TCP connections of a ZeroMQ socket by shutting down the file descriptor. ZeroMQ has no call for that."""
 
 import contextlib
 import errno
@@ -55,6 +52,7 @@ def borrowed(connection: TcpConnection) -> Iterator[socket.socket]:
 
 
 def cut(connection: TcpConnection) -> None:
+    # To take over the routing id instead leaves an engine without a pipe, which libzmq 4.3.5 does not survive.
     with contextlib.suppress(OSError), contextlib.ExitStack() as ends:
         # A duplicate stays the same file while libzmq closes and opens others.
         double = os.dup(connection.descriptor)

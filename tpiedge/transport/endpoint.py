@@ -51,7 +51,7 @@ class MalformedMessage(ProtocolError):
 
 
 class LinkReset(PeerError):
-    """The connection of `peer` was made anew. Messages may be lost. `broke`: how it broke, in words."""
+    """The connection of `peer` was re-established. Messages may be lost. `broke` says how the old connection broke."""
 
     def __init__(self, peer: str, cause: str = "") -> None:
         self.broke = f"broke and was made anew{cause and ': '}{cause}"
@@ -70,7 +70,7 @@ class DuplicateName(PeerError):
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """A received message. `tensor`: a read-only view of the received bytes."""
+    """A received message. `tensor` is a read-only view of the received bytes."""
 
     sender: str
     message: Message
@@ -79,7 +79,7 @@ class Envelope:
 
 @dataclass(frozen=True, slots=True)
 class Plane:
-    """Limits of a link, in bytes."""
+    """Limits of a link. Sizes are in bytes."""
 
     header_limit: int
     tensor_limit: int
@@ -93,12 +93,12 @@ class Plane:
 
     @property
     def receive_length(self) -> int:
-        """Messages that may wait at a spoke."""
+        """The most messages that may wait at a spoke."""
         return max(1, min(self.queue_length, _MOST_WAITING // self.frame_limit))
 
     @property
     def backlog_limit(self) -> int:
-        """Bytes of one peer that may wait at a hub."""
+        """The most bytes of one peer that may wait at a hub."""
         return self.frame_limit + self.waiting_limit
 
 
@@ -154,7 +154,7 @@ def _check_tensor(message: Message, count: int | None, plane: Plane) -> None:
 
 @dataclass(slots=True)
 class Counters:
-    """Counts of an endpoint. `refused`: handshakes and messages that no honest peer sends."""
+    """`refused` counts handshakes and messages that no honest peer sends."""
 
     refused: int = 0
     bytes_sent: int = 0
@@ -178,12 +178,13 @@ class Endpoint:
         to: str | Sequence[str] | None = None,
         timeout_s: float | None = None,
     ) -> None:
-        """Sends to each peer in order, each within `timeout_s`. Stops with Unreachable at the first failure. Raises
-        ProtocolError before sending."""
+        """Sends to each peer in order, each within `timeout_s` (None: SEND_TIMEOUT_S). Raises Unreachable at the first
+        failure. Raises ProtocolError before it sends."""
         self.send_frame(frame_of(message, tensor, self._plane), to, timeout_s)
 
     def recv(self, timeout_s: float) -> Envelope | None:
-        """Returns the next message. Call again after MalformedMessage, LinkReset or DuplicateName."""
+        """Returns the next message, or None after `timeout_s`. After MalformedMessage, LinkReset or DuplicateName, call
+        again."""
         received = self.recv_frame(timeout_s)
         if received is None:
             return None
@@ -196,7 +197,7 @@ class Endpoint:
     def send_frame(
         self, frame: Buffer, to: str | Sequence[str] | None = None, timeout_s: float | None = None
     ) -> None:
-        """Sends a frame of `frame_of` like `send`, without checks."""
+        """Sends a frame of `frame_of` as `send` does, without checks."""
         raise NotImplementedError
 
     def recv_frame(self, timeout_s: float) -> tuple[str, memoryview] | None:

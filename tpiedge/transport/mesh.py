@@ -1,7 +1,7 @@
-"""One endpoint over the links of a rank: a hub and spokes.
+"""Joins the links of a rank, a hub and spokes, into one endpoint.
 
-All-reduces may run in native calls. A native reducer may hold received frames. It returns them to their links before
-Python or another reducer uses the links. So a peer's messages stay in order.
+A native reducer may hold received frames. It returns them to their links before Python or another reducer uses the
+links. So a peer's messages stay in order.
 """
 
 import functools
@@ -118,7 +118,6 @@ class ZmqMesh(Endpoint):
                 end.close()
 
     def _receive_in_turn(self) -> tuple[str, memoryview] | None:
-        """Receives a frame from the links in turn."""
         for _ in self._ends:
             end = self._ends[self._next]
             self._next = (self._next + 1) % len(self._ends)

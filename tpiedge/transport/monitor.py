@@ -44,7 +44,7 @@ class LinkMonitor:
         self.state = LinkState.WAITING
 
     def wait(self, timeout_s: float) -> LinkState:
-        """Waits until the link is UP, REFUSED or twice FAILED."""
+        """Waits until the link is UP, REFUSED or twice FAILED, at most for `timeout_s`. Returns its state."""
         deadline = time.monotonic() + timeout_s
         self.poll()  # what has happened already costs no time
         while not self.is_final and self._read_event(max(0.0, deadline - time.monotonic())):

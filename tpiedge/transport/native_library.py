@@ -1,7 +1,7 @@
 """Finds the native side of the transport (`native/`) and pyzmq's own libzmq.
 
-Python code takes over if either is missing, or if it is uncertain which libzmq pyzmq uses. TPIEDGE_FAST_LINK=0 switches
-off all but the packing, TPIEDGE_NATIVE=0 also the packing and the kernels.
+Python code takes over if either is missing, or if it is uncertain which libzmq pyzmq uses. The variable
+TPIEDGE_FAST_LINK=0 switches off all but packing. TPIEDGE_NATIVE=0 switches off packing and the kernels, too.
 """
 
 import ctypes
@@ -106,7 +106,7 @@ def _loaded() -> ctypes.CDLL | None:
 
 @functools.cache
 def _zmq_functions() -> "ctypes.Array[ctypes.c_void_p]":
-    """Returns the addresses of _FUNCTIONS in pyzmq's libzmq. Raises OSError if this libzmq is uncertain."""
+    """Returns the addresses of _FUNCTIONS in pyzmq's libzmq. Raises OSError if uncertain."""
     if not sys.platform.startswith("linux"):
         raise OSError(f"which libzmq pyzmq uses is not known on {sys.platform}")
     extension = sys.modules[zmq.backend.Socket.__module__].__file__

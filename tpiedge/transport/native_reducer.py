@@ -1,7 +1,7 @@
 """Does steady-state all-reduces in one native call (`native/reducer.h`).
 
-After a wake-up a Python call costs several times its usual time. If anything unforeseen happens, the native side stops
-and loses nothing: `recv_frame` first returns the unused frames.
+If anything unforeseen happens, the native side stops and loses nothing: `recv_frame` returns the unused frames before
+others.
 """
 
 import ctypes
@@ -56,7 +56,7 @@ received yet. Never raises."""
 
 
 class ReceivedFrame:
-    """A frame that native code received, like `zmq.Frame`."""
+    """A frame that native code received, with the interface of `zmq.Frame`."""
 
     def __init__(self, view: View) -> None:
         self.buffer = memoryview(ctypes.string_at(view.frame, view.frame_bytes))
@@ -71,6 +71,7 @@ class ReceivedFrame:
         return self._properties.get(name, "")
 
 
+# After a wake-up a Python call costs several times its usual time.
 class NativeReducer:
     """Does all-reduces over `links`, in their order. Only the sockets' owner may use it. Call `open` again when routes
     or admissions have changed. Call `close` after anything unforeseen."""
@@ -131,7 +132,6 @@ class NativeReducer:
         self._dll.tpiedge_reducer_release(self.handle)
 
     def close(self) -> None:
-        """Frees the handle. Idempotent."""
         if self.handle is not None:
             self.handle = None
             self._finalizer()

@@ -14,7 +14,7 @@ _POLL_S = 0.02
 
 
 class Listener(Enum):
-    """The listener at a port. CURVE: ZeroMQ with CURVE."""
+    """The kind of listener at a port."""
 
     NOBODY = "nobody"
     UNREACHABLE = "unreachable"

@@ -1,9 +1,9 @@
 """Implements hub and spokes over ZeroMQ: ROUTER and DEALER, always with CURVE.
 
-A key identifies a peer; `admission` names it. A connection's first frame must have a routing id of that name:
-`name/nonce/ticket`. Only this hub learns the nonce, so no other process can take over the route. A second process with
-the key is refused while the first is connected. A spoke begins every connection with an empty frame, so the hub notices
-a connection made anew.
+A key identifies a peer; `admission` gives the key a name. A connection's first frame must have the routing id
+`name/nonce/ticket` with this name. Only this hub learns the nonce, so no other process can take over the route. A
+second process with the key is refused while the first is connected. A spoke begins every connection with an empty
+frame, so the hub notices a new connection.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ _ADVICE = {
 
 @dataclass(frozen=True, slots=True)
 class _Peer:
-    """The peer behind a route. `connection`: None if it was already gone at the introduction."""
+    """The peer behind a route. `connection` is None if already gone at the introduction."""
 
     name: str
     address: str
@@ -47,7 +47,7 @@ class _Peer:
 
 
 class ZmqHub(ZmqEndpoint):
-    """Binds `address` (tcp://HOST:PORT; PORT may be *). `allowed`: names by key."""
+    """Binds `address` (tcp://HOST:PORT; PORT may be *). `allowed` maps keys to names."""
 
     def __init__(
         self,
@@ -106,13 +106,14 @@ class ZmqHub(ZmqEndpoint):
         return "" if peer is None else peer.address
 
     def is_connected(self, name: str) -> bool:
-        """Whether the kernel has the peer's connection. It notices lost packets only after seconds."""
+        """Whether the kernel has the peer's connection. The kernel notices lost packets only after seconds."""
         with self.lock:
             route = self._routes.get(name)
             return route is not None and not self._closed and self._is_alive(route)
 
     def disconnect(self, name: str, farewell: Message | None = None) -> None:
-        """Ends a removed peer's connection: at once or, with a `farewell`, in a later `recv`."""
+        """Ends a removed peer's connection at once. With a `farewell`, sends it, and ends the connection in a later
+        `recv`."""
         with self.lock:
             route = self._routes.pop(name, None)
             if route is None or self._closed:
@@ -242,7 +243,7 @@ class ZmqHub(ZmqEndpoint):
 
 
 class ZmqSpoke(ZmqEndpoint):
-    """Connects to the hub at `address`, and again after breaks. `ticket`: it gives an unknown key a place."""
+    """Connects to the hub at `address`, and again after breaks. A valid `ticket` gets an unknown key a place."""
 
     _keeps_posts = True
 

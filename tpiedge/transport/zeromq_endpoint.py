@@ -175,7 +175,7 @@ class ZmqEndpoint(Endpoint):
         return not (self._closed or self._posted or self._held)
 
     def route_to(self, name: str) -> tuple[bytes, Flow] | None:
-        """Returns an admitted, connected peer's route (empty on a DEALER) and flow."""
+        """Returns an admitted, connected peer's route (empty on a DEALER) and flow, else None."""
         raise NotImplementedError
 
     def requeue(self, route: bytes, frame: ReceivedFrame) -> None:
@@ -269,7 +269,6 @@ class ZmqEndpoint(Endpoint):
             self._wakeup.silence()
 
     def _receive_next(self, flags: int) -> Item | None:
-        """Returns the next message for the owner. With `flags` 0, waits up to 20 ms."""
         for _ in range(100):
             try:
                 item = self._receive(flags)
