@@ -46,7 +46,7 @@ def names(http: httpx.Client) -> list[str]:
 def test_switch_interrupts_two_streams_and_a_queue_which_then_continue(
     cluster: Serving, http: httpx.Client
 ) -> None:
-    """A model that is asked for while two answers run and one waits gets its turn, and no answer differs."""
+    """Another model is asked for while two answers run and a third waits. It gets a turn, and no answer differs."""
     (other,) = set(names(http)) - {"demo", "demo-bf16"}
     said: dict[str, str] = {}
 
