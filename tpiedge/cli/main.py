@@ -33,7 +33,7 @@ VERBS = {
     ),
     "bench": (
         "lab.verbs.bench:bench",
-        "Measure this computer; without a command: its speed, within about 20 seconds.",
+        "Measure this computer; without a command, its decode speed in about 20 seconds.",
     ),
     "eval": ("lab.verbs.eval:evaluate", "Measure a model's quality with a text."),
     "doctor": (
@@ -73,11 +73,11 @@ VERBS = {
     "top": ("cli.top:top", "Watch the running cluster, updated every second."),
     "trace": (
         "lab.verbs.trace:trace",
-        "Show what each node did when, from a FILE of `tpiedge run --trace FILE`.",
+        "Show what each node did during a run of `tpiedge run --trace FILE`.",
     ),
     "testbed": (
         "lab.verbs.testbed:testbed",
-        "Emulate several devices on this computer: their networks, processors and memory.",
+        "Emulate several devices on this computer: networks, processors and memory.",
     ),
 }
 """(import path, line of --help) of each verb. --help imports no verb. `tpiedge config show` has the same order."""

@@ -1,2 +1,2 @@
-"""`tpiedge doctor`: looks for problems; changes nothing. `computer` checks machine and software. `network` checks the
+"""Checks of `tpiedge doctor`, which change nothing. `computer` checks machine and software. `network` checks the
 network and a master."""

@@ -1,4 +1,4 @@
-"""Findings, parallel checks within a deadline, and checks of machine and software."""
+"""Runs checks in parallel within a deadline, and checks machine and software."""
 
 import errno
 import json
@@ -52,7 +52,7 @@ fail = partial(Finding, result="fail")
 
 
 def examine(checks: Mapping[str, Check], limit_s: float) -> list[Finding]:
-    """Returns findings in the order of `checks`. Abandons a thread after `limit_s`."""
+    """Runs checks in parallel. Returns findings in order. A check without an answer by `limit_s` gives a warning."""
     found: dict[str, Sequence[Finding]] = {}
 
     def run(name: str, check: Check) -> None:
@@ -106,7 +106,7 @@ def check_memory() -> Sequence[Finding]:
 
 
 def memory_finding(available: int, free: int, room: int | None) -> Finding:
-    """Reports available memory. `room`: bytes that a control group leaves, or None."""
+    """Warns if `available` bytes are few. `room`: the bytes left in the control group, or None."""
     found = f"{format_bytes(available)} available"
     if room is not None and room < free:
         found += f" (a limit on this process; the computer has {format_bytes(free)})"
@@ -165,7 +165,7 @@ def disk_finding(folder: Path, free: int, speed: DiskSpeed | None) -> Finding:
 
 
 def check_clock(now: datetime | None = None) -> Sequence[Finding]:
-    """Checks the year, on which tokens and the hub's certificates depend."""
+    """Checks the year, because tokens and certificates depend on it."""
     now = now or datetime.now(UTC)
     found = f"{now:%Y-%m-%d %H:%M} UTC"
     if now.year < 2025:

@@ -1,4 +1,4 @@
-"""Checks of this computer's network and of the path to a master."""
+"""Checks this computer's network and the path to a master."""
 
 import http.client
 import shutil
@@ -54,7 +54,7 @@ def check_firewall() -> Sequence[Finding]:
 
 
 def firewall_finding(ufw: str | None, firewalld: bool, rules: str | None) -> Finding:
-    """Warns of an active firewall. `ufw`: ufw.conf's text. `rules`: nftables' ruleset. None: absent or unreadable."""
+    """Warns of an active firewall. `ufw`: ufw.conf's text. `rules`: nftables' rules. None: absent or unreadable."""
     if ufw is not None and "ENABLED=yes" in ufw.splitlines():
         advice = f"on a master: ufw allow {_RANGE.replace('-', ':')}, and {HTTP_PORT}/tcp for HTTP"
         return warn("firewall", "ufw is active", advice)
@@ -106,7 +106,7 @@ def check_mtu() -> Sequence[Finding]:
 
 
 def mtu_finding(sizes: Mapping[str, int]) -> Finding:
-    """Warns of small MTUs. `sizes`: bytes by active interface, 0 if unknown."""
+    """Warns of small MTUs. `sizes`: bytes by active interface; 0 means unknown."""
     small = {name: mtu for name, mtu in sizes.items() if 0 < mtu < 1280}
     found = ", ".join(f"{name} {mtu}" for name, mtu in (small or sizes).items())
     if small:
@@ -115,7 +115,7 @@ def mtu_finding(sizes: Mapping[str, int]) -> Finding:
 
 
 def check_reach(master: Address) -> Sequence[Finding]:
-    """Connects to the master's ports. The port of tensors opens when needed."""
+    """Connects to the master's ports. The tensor port may refuse, because it opens when needed."""
     control, name = _connect(master), f"master {master}"
     if isinstance(control, str):
         running = "is the master running, its --listen reachable from here, and its firewall open?"

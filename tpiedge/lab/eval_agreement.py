@@ -1,4 +1,4 @@
-"""Compares all logits of two models over a text.
+"""Compares the logits of two models over a text.
 
 Shapes: T tokens of a window, R rows at a time, V vocabulary, H hidden size. Sums are in f64.
 """
@@ -32,7 +32,7 @@ from tpiedge.progress import ByteProgress
 from tpiedge.wire.data import Segment, StepPlan, TableChange
 
 ROWS = 32
-"""Positions whose logits exist at a time."""
+"""The most positions whose logits exist at a time."""
 
 _EPOCH = 1
 _SLOT = 0
@@ -46,7 +46,7 @@ class WindowRows:
         self._step = 0
 
     def logits(self, ids: tuple[int, ...]) -> Iterator[torch.Tensor]:
-        """Yields f32 logits [R, V] in order; each is valid until the next one."""
+        """Yields the f32 logits [R, V] of all positions in order. Each tensor is valid until the next."""
         for start in range(0, len(ids), self._limits.step_tokens):
             x_TH = self._run(ids[start : start + self._limits.step_tokens], start)
             for row in range(0, x_TH.shape[0], ROWS):
@@ -92,7 +92,7 @@ def open_engine(model: PreparedModel, layout: Layout, capacity_tokens: int) -> I
 
 
 def same_positions(one: Iterator[Tensor], other: Iterator[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yields the rows of both models as equally long pieces. Raises ValueError for unequal numbers of rows."""
+    """Yields the models' rows in pairs of equally long pieces. Raises ValueError for unequal numbers of rows."""
     a_RV, b_RV = next(one, None), next(other, None)
     while a_RV is not None and b_RV is not None:
         rows = min(len(a_RV), len(b_RV))
@@ -104,16 +104,16 @@ def same_positions(one: Iterator[Tensor], other: Iterator[Tensor]) -> Iterator[t
 
 
 class Comparison:
-    """Accumulates figures of two models' logits; keeps one number per position."""
+    """Accumulates figures of two models' logits."""
 
     def __init__(self) -> None:
         self.positions = 0
         self._agreeing = 0
-        self._nats = [0.0, 0.0]  # of the text, for the reference and for the model
+        self._nats = [0.0, 0.0]  # of (reference, model)
         self._divergences: list[Tensor] = []
 
     def add(self, reference_RV: Tensor, model_RV: Tensor, following: Sequence[int]) -> None:
-        """Adds the logits of R positions. `following`: the token after each position. Raises UserError."""
+        """Adds the logits of R positions. `following`: the token after each position. Raises UserError for NaN."""
         logs_RV = reference_RV.double().log_softmax(-1), model_RV.double().log_softmax(-1)
         ids_R1 = torch.tensor(following)[:, None]
         for place, log_RV in enumerate(logs_RV):
@@ -145,7 +145,7 @@ class Comparison:
         }
 
     def perplexities(self) -> tuple[float | None, float | None]:
-        """Returns the perplexities of (model, reference)."""
+        """Returns (model's perplexity, reference's perplexity). None means infinite."""
         reference, model = (_exp(nats / self.positions) for nats in self._nats)
         return model, reference
 
@@ -172,7 +172,7 @@ def _finite(value: float) -> float | None:
 
 
 def compare(model: PreparedModel, other: PreparedModel, layout: Layout, text: EvalText) -> Comparison:
-    """Compares `model` with the reference `other`. Raises like `open_engine`."""
+    """Compares `model` with the reference `other`. Raises the errors of `open_engine`."""
     each = replace(layout, memory_bytes=layout.memory_bytes or _half_of_free_memory())
     found = Comparison()
     progress = ByteProgress("comparing")
@@ -188,7 +188,7 @@ def compare(model: PreparedModel, other: PreparedModel, layout: Layout, text: Ev
 
 
 def compare_window(engines: list[WindowRows], window: Window, found: Comparison) -> None:
-    """Adds a window's logits to `found`. `engines`: (reference, model)."""
+    """Adds a window's logits to `found`. `engines`: [reference, model]."""
     row = 0
     for reference_RV, model_RV in same_positions(*(engine.logits(window.ids) for engine in engines)):
         # Position t predicts token t + 1.

@@ -1,7 +1,7 @@
-"""A text for evaluation, its windows, and its likelihood under a model.
+"""Cuts a text into windows and computes its likelihood under a model.
 
-A form feed ends a document. Every token but a document's first is scored once. In a document's later windows, a scored
-token follows at least `context` - `stride` tokens.
+A form feed ends a document. Every token is scored once, except the first token of a document. After a document's first
+window, every scored token follows at least `context` - `stride` tokens.
 """
 
 import math
@@ -28,7 +28,7 @@ _SEPARATOR = "\f"
 
 @dataclass(frozen=True)
 class Window:
-    """A piece of a document. `ids[first:]` are scored; `first` >= 1."""
+    """A piece of a document. The tokens `ids[first:]` are scored; `first` >= 1."""
 
     ids: tuple[int, ...]
     first: int
@@ -77,7 +77,8 @@ def read_text(
     stride: int | None,
     reference: PreparedModel | None = None,
 ) -> EvalText:
-    """Reads windows that fit both models. Without `path`, reads the demo's held-out text. Raises UserError."""
+    """Reads windows that fit both models. Without `path`, reads the demo's held-out text. The default of `context` is
+    at most 2048, of `stride` half the context. Raises UserError."""
     positions = model.context_tokens if reference is None else reference.context_tokens
     context = (
         min(model.context_tokens, positions, _CONTEXT) if context is None else check_context(model, context)
@@ -119,7 +120,6 @@ def windows_of(ids: tuple[int, ...], context: int, stride: int) -> Iterator[Wind
 
 
 def _documents(model: PreparedModel, path: Path | None) -> tuple[str, list[str]]:
-    """Returns (text's name, nonblank documents). Raises UserError."""
     if path is None:
         if model.name != DEMO:
             raise UserError("--text FILE is missing: only the demo model brings its own text")
@@ -157,7 +157,7 @@ def _check_ids(model: PreparedModel, windows: list[Window]) -> None:
 
 
 def refuse_other_vocabulary(model: PreparedModel, reference: PreparedModel) -> None:
-    """Raises UserError if the vocabularies differ in size or in the token of an id."""
+    """Raises UserError if the vocabularies have different sizes or different tokens for an id."""
     if reference.config.vocab_size != model.config.vocab_size:
         raise UserError(
             f"{model.name} has {model.config.vocab_size} tokens, {reference.name} {reference.config.vocab_size}: "
@@ -180,7 +180,7 @@ def refuse_other_vocabulary(model: PreparedModel, reference: PreparedModel) -> N
 
 
 def likelihood_of(cluster: LocalCluster, text: EvalText) -> dict[str, float]:
-    """Returns figures of the text's likelihood. Raises UserError unless the figures are finite."""
+    """Returns nats_per_token, perplexity and bits_per_byte of the text. Raises UserError unless they are finite."""
     progress = ByteProgress("scoring")
     nats, done = 0.0, 0
     try:
@@ -191,7 +191,7 @@ def likelihood_of(cluster: LocalCluster, text: EvalText) -> dict[str, float]:
     finally:
         progress.finish(text.scored_bytes * done // text.scored)
     mean = nats / text.scored
-    if not mean < 700:  # whose exponential is still a float
+    if not mean < 700:  # exp of more overflows
         raise UserError(f"the model gives the text {nats} nats, no perplexity: check the files of the model")
     bits = nats / math.log(2) / text.scored_bytes
     return {"nats_per_token": mean, "perplexity": math.exp(mean), "bits_per_byte": bits}

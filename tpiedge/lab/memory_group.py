@@ -1,6 +1,6 @@
-"""A control group whose memory limit includes the page cache. Needs Linux and root.
+"""Limits memory, page cache included, with a control group. Needs Linux and root.
 
-A page counts for the group that first touched it, so drop the caches first (`echo 1 > /proc/sys/vm/drop_caches`).
+A page counts for the group that first touched the page, so drop the caches first (`echo 1 > /proc/sys/vm/drop_caches`).
 """
 
 import contextlib
@@ -15,8 +15,8 @@ from pathlib import Path
 from tpiedge.errors import ResourceError, UserError
 from tpiedge.host.device import Cgroups
 
-#: A shell's command: enter the group whose members' file is $0, then become the command $@. So the group counts all
-#: pages of the command.
+#: A shell's script that joins the group with the members' file $0, then becomes the command $@. So the group counts
+#: all pages of the command.
 ENTER = 'echo $$ > "$0" && exec "$@"'
 
 _UNLIMITED = 1 << 60  # version 1 writes the largest multiple of a page
@@ -62,21 +62,21 @@ class MemoryGroup:
 
     @property
     def members_file(self) -> Path:
-        """A process joins by writing its id to this file."""
+        """Processes join by writing their ids to this file."""
         return self.folder / "cgroup.procs"
 
     @property
     def members(self) -> set[int]:
-        """The members' process ids, except those in other pid namespaces."""
+        """The process ids of the members in this pid namespace."""
         return {int(pid) for pid in self.members_file.read_text().split()} - {0}
 
     @property
     def counts(self) -> bool:
-        """Whether the kernel reports peak memory (version 2: from Linux 5.19)."""
+        """Whether the kernel reports peak memory. Version 2 of control groups does since Linux 5.19."""
         return (self.folder / self._files.peak).exists()
 
     def limit(self, nbytes: int, swap_bytes: int = 0) -> None:
-        """Limits memory and swap. Raises OSError, for example if the usage exceeds the limit."""
+        """Limits memory and swap. Raises OSError, for example if more is used."""
         files = self._files
         if not swap_bytes:
             self._write_if_there(files.no_swap, 0)
@@ -121,7 +121,7 @@ class MemoryGroup:
         return next(found[name] for name in names if name in found)
 
     def kill(self) -> None:
-        """Kills all members but this process. Raises ResourceError after 20 s."""
+        """Kills all members except this process. Raises ResourceError after 20 s."""
         deadline = time.monotonic() + 20.0
         while members := self.members - {os.getpid()}:
             for member in members:
@@ -143,7 +143,7 @@ class MemoryGroup:
 
 @contextlib.contextmanager
 def memory_group(limit_bytes: int, root: Path = Path("/")) -> Iterator[MemoryGroup]:
-    """Makes a group for the block and kills its members afterwards. Raises UserError, ResourceError, OSError."""
+    """Makes a group for the block, then kills its members. Raises UserError, ResourceError, OSError."""
     group = _made(Cgroups.own(root))
     try:
         group.limit(limit_bytes)

@@ -25,7 +25,7 @@ _STRIP_BAR, _MARKED, _BEHIND = "#b0b7c3", "#1f2937", "#fff3c4"
 
 
 def draw_strip(axes: Axes, trace: Trace, marked: Sequence[int]) -> None:
-    """Draws a bar for every step; `marked` steps are dark."""
+    """Draws a bar for every step's time. Bars of `marked` steps are dark."""
     spent_s = {step: end - start for step, (start, end) in sorted(trace.steps.items())}
     usual_s = median(spent_s[step] for step in decode_steps(trace))
     # Longer bars are cut, or the prompt's would leave no height for the others.
@@ -100,8 +100,8 @@ _STRIP_INCHES, _ABOVE_STRIP_INCHES, _BELOW_STRIP_INCHES = 0.9, 0.55, 0.45
 _SIDES = (0.08, 0.95)  # of the width: where the lanes begin and end
 _BAR = 0.84  # of a lane's height
 _GAP = 0.5  # between two nodes, in lanes
-_LINE_BARS = 8  # pixels: wider bars are told from their neighbours by a white edge
-_LETTER = 0.0042  # of the width of the lanes: what a letter of a label takes
+_LINE_BARS = 8  # pixels; wider bars get a white edge
+_LETTER = 0.0042  # width of a label's letter, of the lanes' width
 _LABELS = 600
 _STEPS = 60
 
@@ -117,7 +117,7 @@ _COLOURS = {
 
 
 def draw_timeline(trace: Trace, part: Excerpt, path: Path) -> None:
-    """Writes a PNG with the times of all steps and the lanes during `part`. Raises UserError, DiskFull."""
+    """Writes a PNG with the times of all steps, and the lanes during `part`. Raises UserError, DiskFull."""
     lanes = len(LANES) * len(trace.nodes) + _GAP * (len(trace.nodes) - 1)
     strip_bottom = _BOTTOM_INCHES + _LANE_INCHES * lanes + _TOP_INCHES + _BELOW_STRIP_INCHES
     top = (
@@ -173,7 +173,7 @@ def _draw_lane(axes: Axes, events: Sequence[TraceEvent], top: float, window: Int
             ha="center",
             va="center",
             fontsize=size,
-            parse_math=False,  # it may be anybody's file
+            parse_math=False,  # the file may be foreign
         )
 
 
@@ -254,7 +254,7 @@ def _mark_steps(axes: Axes, trace: Trace, part: Excerpt) -> None:
 
 def save(figure: Figure, path: Path) -> None:
     """Saves a PNG atomically. Raises UserError, DiskFull."""
-    # Not named after the file, whose name may be as long as can be.
+    # The file's own name may already have the greatest length.
     unfinished = path.with_name(f".tpiedge-{os.getpid()}.partial")
     try:
         try:
@@ -275,7 +275,7 @@ Result = Mapping[str, Any]
 
 
 def draw_roofline(record: Result, path: Path) -> None:
-    """Draws a panel for each number of threads. Raises UserError, DiskFull."""
+    """Writes a PNG with a panel for each number of threads. Raises UserError, DiskFull."""
     bounded = [found for found in record["results"] if found["of_roofline"] is not None]
     if not bounded:
         raise UserError(

@@ -1,8 +1,8 @@
-"""Random weights: a model of any shape without a checkpoint.
+"""Makes random weights, for a model of any shape without a checkpoint.
 
-A number depends on (seed, tensor name, row, column) alone. bf16 weights are the rounded f32 weights. A row is a piece
-of one pool of normally distributed numbers, times +1 or -1. In a tensor of fewer than 2**20 rows, all pieces have
-different offsets.
+A number depends on (seed, tensor name, row, column) alone. bf16 weights are the rounded f32 weights. A matrix's row is
+a piece of one pool of normally distributed numbers, times +1 or -1. In a matrix of up to 1,048,573 rows, all pieces
+have different offsets.
 """
 
 import hashlib
@@ -51,7 +51,7 @@ class RandomTensor:
 
 
 class RandomSource(TensorSource):
-    """Random weights: matrices N(0, 0.02), norms near 1, biases near 0."""
+    """Random weights. Matrices have the standard deviation `std`. Norms are near 1, biases near 0."""
 
     def __init__(
         self, seed: int, shapes: Mapping[str, tuple[int, ...]], dtype: SourceDtype, std: float = STD
@@ -80,7 +80,7 @@ def random_rows(
     first_col: int = 0,
     std: float = STD,
 ) -> Array:
-    """Returns [count, cols] of the random matrix `name`. BF16 numbers are bits in uint16."""
+    """Returns `count` rows and `cols` columns of the random matrix `name`. BF16 numbers are bits in uint16."""
     if first_col + cols > _LONGEST_ROW:
         raise UserError(f"random weights have rows of at most {_LONGEST_ROW} numbers, not {first_col + cols}")
     pool = _pool(seed, dtype, std)

@@ -1,6 +1,6 @@
 """Reads a trace of `tpiedge run --trace` and sums up steps.
 
-A decode step follows a step whose head drew a token; other steps compute the prompt. So the first step of a later
+A decode step follows a step whose head drew a token. Other steps compute the prompt. So the first step of a later
 request counts as a decode step.
 """
 
@@ -24,7 +24,7 @@ _RANGE = re.compile(r"(?P<only>\d{1,9})|(?P<first>\d{1,9})?:(?P<last>\d{1,9})?",
 
 @dataclass(frozen=True)
 class Trace:
-    """Events by rank, sorted by start, in seconds. `dropped`: the number of lost events by rank."""
+    """Events by rank, sorted by start. `dropped`: the number of lost events by rank."""
 
     nodes: Mapping[int, tuple[TraceEvent, ...]]
     dropped: Mapping[int, int]
@@ -35,7 +35,7 @@ class Trace:
 
     @cached_property
     def steps(self) -> Mapping[int, tuple[float, float]]:
-        """The (first start, last end) of each step over all nodes. Steps that took no time are left out."""
+        """The (first start, last end) of each step over all nodes, in seconds. Steps that took no time are left out."""
         found: dict[int, tuple[float, float]] = {}
         for event in (event for events in self.nodes.values() for event in events if event.step > 0):
             start, end = found.get(event.step, (math.inf, 0.0))
@@ -44,7 +44,7 @@ class Trace:
 
 
 def read_trace(path: Path, memory_bytes: int | None = None) -> Trace:
-    """Reads a trace. Raises UserError for a damaged file, OutOfMemory if it needs more than `memory_bytes`."""
+    """Reads a trace. Raises UserError for a damaged file, OutOfMemory if reading needs more than `memory_bytes`."""
     values = _object(path, memory_bytes)
     records, other = values.get("traceEvents"), values.get("otherData")
     if not isinstance(records, list):
@@ -83,7 +83,6 @@ def _object(path: Path, memory_bytes: int | None) -> dict[str, Any]:
 
 
 def _event(record: dict[str, Any]) -> tuple[int, TraceEvent]:
-    """Returns (rank, event). Raises ValueError, KeyError, TypeError."""
     start_s, spent_s = float(record["ts"]) / 1e6, float(record["dur"]) / 1e6
     arguments, lane, rank = record["args"], record["cat"], int(record["pid"]) - 1
     if not 0 <= rank < 64:
@@ -121,7 +120,7 @@ class StepRange:
         return ":".join("" if end is None else str(end) for end in (self.first, self.last))
 
     def of(self, known: Sequence[int]) -> tuple[int, ...]:
-        """Returns the range's steps in sorted `known`. Returns () if `known` lacks `first` or `last`."""
+        """Returns the range's steps in the sorted `known`. Returns () if `known` lacks `first` or `last`."""
         if not known or any(end not in (None, *known) for end in (self.first, self.last)):
             return ()
         first = known[0] if self.first is None else self.first
@@ -131,7 +130,7 @@ class StepRange:
 
 @dataclass(frozen=True)
 class Excerpt:
-    """The time from `start_s` to `end_s` and its `steps`, in order."""
+    """The time from `start_s` to `end_s`, and its `steps` in order."""
 
     start_s: float
     end_s: float
@@ -160,7 +159,7 @@ def excerpt_of_steps(trace: Trace, steps: Sequence[int]) -> Excerpt:
 
 
 def typical_excerpt(trace: Trace) -> Excerpt:
-    """Returns the typical steps of a trace; without steps, returns the whole trace."""
+    """Returns up to three typical steps of a trace; without steps, returns the whole trace."""
     if not trace.steps:
         return Excerpt(0.0, trace.end_s, ())
     if len(trace.steps) <= _TYPICAL:
@@ -194,8 +193,8 @@ def typical_steps(spent_s: Mapping[int, float]) -> Sequence[int]:
 
 @dataclass(frozen=True)
 class NodeSummary:
-    """Seconds of one node; `busy_s` has them by lane. `load_during_s`: the seconds of reading while a lane was busy.
-    `read_bytes`: the bytes of reads that ended in the excerpt."""
+    """One node's times. `busy_s`: the busy seconds of each lane. `load_during_s`: the seconds in which a lane was busy
+    during reads. `read_bytes`: the bytes of reads that ended in the excerpt."""
 
     rank: int
     busy_s: dict[str, float]

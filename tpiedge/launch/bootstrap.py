@@ -1,4 +1,4 @@
-"""First lines to and from a node process (JSON), and heartbeat intervals."""
+"""The first lines between a node and its parent, in JSON, and heartbeat intervals."""
 
 import json
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ _Line = TypeVar("_Line")
 
 @dataclass(frozen=True)
 class Timing:
-    """Intervals. A loss is noticed within `timeout_s` + `heartbeat_s`."""
+    """Time limits. A silent peer is lost after `timeout_s`, a peer without progress after `stall_s`."""
 
     heartbeat_s: float = 0.3
     timeout_s: float = 1.5
@@ -25,21 +25,20 @@ class Timing:
 
 @dataclass(eq=False)
 class OwnStalls:
-    """Notices stalls of this process. While `stalled`, the silence of peers does not count."""
+    """Notices stalls of this process. While `stalled` is true, the silence of peers does not count."""
 
     _heartbeat_s: float
     stalled: bool = False
 
     def beat(self, late_s: float) -> bool:
-        """Notes a heartbeat. `late_s`: its delay. Returns whether this is a stall."""
+        """Notes a heartbeat that came `late_s` late. Sets and returns `stalled`."""
         self.stalled = late_s > self._heartbeat_s and not self.stalled
         return self.stalled
 
 
 @dataclass(frozen=True)
 class NodeBootstrap:
-    """The master's address, a node's identity and this machine's paths. A parent process sends it, because no message
-    of a master may name a file to write."""
+    """The first line to a node. The parent process chooses the paths, because no master may name a file to write."""
 
     rank: int
     epoch: int
@@ -48,7 +47,7 @@ class NodeBootstrap:
     keys: CurveKeys
     timing: Timing
     data_address: str = "tcp://127.0.0.1:*"  # for other nodes
-    #: The model's folder. Of all paths, an empty one means none.
+    #: The model's folder. An empty path means none, here and below.
     pack: str = ""
     trace: str = ""
     snapshots: str = ""  # the folder of KV snapshots
@@ -56,12 +55,12 @@ class NodeBootstrap:
 
 
 def control_name(rank: int, epoch: int) -> str:
-    """Names a node on the control plane, differently in every epoch."""
+    """Returns a node's name on the control plane. Every epoch has other names."""
     return f"node-{rank}.{epoch}"
 
 
 def node_of(peer: str) -> tuple[int | None, int]:
-    """Returns (rank, epoch) of a `control_name`, else (None, 0)."""
+    """Returns (rank, epoch) for a `control_name`, (None, 0) for another peer."""
     if not peer.startswith("node-"):
         return None, 0
     rank, _, epoch = peer.removeprefix("node-").partition(".")
@@ -73,7 +72,7 @@ NOT_MEASURED = Capacity(0.0, 0.0)
 
 @dataclass(frozen=True)
 class NodeReport:
-    """A fork server's measurement. `isa`: the instruction set of native kernels, or "torch"."""
+    """A fork server's measurement. `isa`: the instruction set of native kernels, or "torch" without native kernels."""
 
     isa: str
     capacity: Capacity
@@ -85,7 +84,7 @@ def to_line(said: NodeBootstrap | NodeReport | int) -> bytes:
 
 
 def from_line(line: bytes, kind: type[_Line]) -> _Line:
-    """Reads a line of `to_line`. Raises ProtocolError."""
+    """Parses a line of `to_line`. Raises ProtocolError."""
     try:
         return msgspec.convert(json.loads(line), kind)
     except (ValueError, RecursionError) as error:

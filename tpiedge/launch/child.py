@@ -1,8 +1,8 @@
-"""Child processes of one parent, which cannot outlive it.
+"""Starts child processes that cannot outlive their parent.
 
-A child's standard input is a socket, its lifeline. The first line there has secrets, which no argument list or
-environment may have. If the parent dies, the socket closes and the child ends (tpiedge.lifeline). A thread must outlive
-the children that it starts: if it ends, the kernel kills them.
+A child's standard input is a socket, its lifeline. If the parent dies, the socket closes and the child ends
+(tpiedge.lifeline). Secrets go through the socket, because argument lists and environments are visible. When a thread
+ends, the kernel kills the children that the thread started.
 """
 
 import contextlib
@@ -30,14 +30,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Place:
-    """A node's place: its IP address, and a command that execs the node's command."""
+    """A node's IP address, and a command that execs the node's command."""
 
     host: str = "127.0.0.1"
     prefix: tuple[str, ...] = ()
 
 
 class Child:
-    """A `python -m MODULE` process. Call `stop` in the end. `reports`: it prints one line, its report. Raises
+    """Starts `python -m module`. Call `stop` in the end. `reports`: whether the child prints a line, its report. Raises
     ResourceError."""
 
     def __init__(
@@ -68,7 +68,7 @@ class Child:
     def _start(
         self, start: "Callable[[socket.socket, IO[bytes]], subprocess.Popen[bytes] | ForkedProcess]"
     ) -> None:
-        """Calls `start(standard input, log)`. `stop` closes the lifeline and the log. Raises ResourceError."""
+        """`stop` closes the lifeline and the log. Raises ResourceError."""
         self._oom_kills = Cgroups.own().oom_kills()
         self._report = b""
         with contextlib.ExitStack() as opened:
@@ -90,14 +90,14 @@ class Child:
         return self._process.pid
 
     def send_line(self, line: bytes, descriptors: Sequence[int] = ()) -> None:
-        """Writes a line to a living child, with open files `descriptors`."""
+        """Sends a line and open files to the child, if the child lives."""
         with contextlib.suppress(ConnectionError):
             sent = socket.send_fds(self._lifeline, [line + b"\n"], descriptors)
             self._lifeline.sendall((line + b"\n")[sent:])
 
     def read_report(self, deadline: float) -> bytes | None:
-        """Waits for the report until `deadline` (monotonic seconds). Do not call it during `stop`. Raises PeerError,
-        OutOfMemory."""
+        """Returns the report, or None at `deadline` (monotonic seconds). Do not call it during `stop`. Raises
+        PeerError, OutOfMemory."""
         pipe = self._process.stdout
         if pipe is None or pipe.closed:
             raise InternalError("a child that has no pipe for a report (any more) was asked for it")
@@ -114,7 +114,7 @@ class Child:
         return self._report.partition(b"\n")[0]
 
     def exit_cause(self) -> str | None:
-        """Says why the child ended; None while it runs. Does not block."""
+        """Returns why the child ended, or None while it runs. Does not block."""
         status = self._process.poll()
         if status is None:
             return None
@@ -142,7 +142,8 @@ class Child:
         return os.pread(self._log.fileno(), 4000, max(0, size - 4000)).decode(errors="replace")
 
     def stop(self, deadline: float, meanwhile: Callable[[], None] = lambda: None) -> None:
-        """Ends the child; kills it at `deadline` (monotonic seconds). Calls `meanwhile` while it dies. Idempotent."""
+        """Closes the lifeline; kills the child at `deadline` (monotonic seconds). Calls `meanwhile` until the killed
+        child ends. Idempotent."""
         self._lifeline.close()
         try:
             self._process.wait(max(0.0, deadline - time.monotonic()))
@@ -162,8 +163,8 @@ class Child:
 
 
 class ForkedProcess:
-    """A forked process, with the methods of subprocess.Popen. Thread-safe. The fork server writes the pid, and later
-    the exit status, to `told`, one line for each. If the server dies, the kernel kills the process."""
+    """A process that a fork server forks, with methods of subprocess.Popen. Thread-safe. The server writes the pid, and
+    later the exit status, as lines to the pipe `told`. If the server dies, the kernel kills the process."""
 
     stdout: IO[bytes] | None = None
 
@@ -195,7 +196,6 @@ class ForkedProcess:
             return self._status
 
     def wait(self, timeout: float | None = None) -> int:
-        """Returns the exit status. Raises subprocess.TimeoutExpired."""
         deadline = time.monotonic() + (math.inf if timeout is None else timeout)
         while (status := self.poll()) is None:
             left_s = deadline - time.monotonic()
@@ -219,7 +219,7 @@ class ForkedProcess:
 
 
 class ForkedChild(Child):
-    """A child that `server` forks for `line`. Raises ResourceError."""
+    """A child that `server` forks. `line`: the node's bootstrap. Raises ResourceError."""
 
     def __init__(self, server: Child, line: bytes) -> None:
 
@@ -234,7 +234,7 @@ class ForkedChild(Child):
         self._server = server
 
     def exit_cause(self) -> str | None:
-        """Says why the child ended, or why its fork server ended."""
+        """Returns why the fork server or the child ended; None while the child runs."""
         cause = super().exit_cause()
         return cause if cause is None else self._server.exit_cause() or cause
 

@@ -1,4 +1,4 @@
-"""A machine's offer: memory and measurements. Measurements are used for a week, so that every start gives the same
+"""A machine's offer: memory and measurements. Measurements are used for a week, so that restarts get the same
 shares."""
 
 import contextlib
@@ -21,7 +21,7 @@ from tpiedge.units import format_bytes, format_seconds
 
 
 class Measurements:
-    """Measurements with `threads` threads, in `folder`/measured.json."""
+    """Stores measurements with `threads` threads in `folder`/measured.json."""
 
     def __init__(self, folder: Path, threads: int, wall_clock: Callable[[], float] = time.time) -> None:
         self._path = folder / "measured.json"
@@ -35,7 +35,8 @@ class Measurements:
         self._now = wall_clock
 
     def recall(self) -> NodeReport | None:
-        """Returns the last report, unless it is old or was made under other conditions."""
+        """Returns the last report; None if it is older than a week, or version, processor, kernels or threads
+        changed."""
         values = _recent(self._path, self._now())
         if values.get("conditions") != self._conditions:
             return None
@@ -45,14 +46,15 @@ class Measurements:
             return None
 
     def keep(self, report: NodeReport) -> None:
-        """Stores the report, if possible."""
+        """Stores the report. Ignores errors."""
         values = {"conditions": self._conditions, "when": self._now(), "report": msgspec.to_builtins(report)}
         with contextlib.suppress(TpiedgeError):
             replace_private(self._path, values)
 
 
 def disk_bytes_per_s(folder: Path, disk: Path, wall_clock: Callable[[], float] = time.time) -> float:
-    """Recalls or measures a disk's read speed. Returns 0 if no file can be written and read there. Blocks."""
+    """Returns the read speed of `disk`, recalled from `folder` or measured. Returns 0 if `disk` cannot be written.
+    Blocks."""
     path, now = folder / "disk.json", wall_clock()
     known = _recent(path, now)
     figure = known.get("bytes_per_s")
@@ -79,20 +81,22 @@ def _recent(path: Path, now: float) -> dict[str, Any]:
 PART: Final = 0.05
 SETTLED_S: Final = 10.0
 LESS: Final = 0.75
-FIRST_S: Final = 60.0  # less than requests wait for machines
+FIRST_S: Final = 60.0  # shorter than requests wait for machines
 AGAIN: Final = 4.0
 LONGEST_S: Final = 24 * 3600.0
 LOOK_S: Final = 2.0  # seconds between two looks at the usable memory
 
 
 class MemoryOffer:
-    """A machine's memory offer. `usable`: bytes. `now` never decreases. Methods return a line for the user, or "".
+    """A machine's offer. `usable`: bytes. `now`: monotonic seconds. Methods return a line for the user, or "".
 
-    1. The offer falls at once if usable memory falls by a PART. It grows when more has been usable for SETTLED_S.
-    2. If a node runs out, though its plan fitted offer and usable memory, LESS times the plan is the limit: for
-       FIRST_S, then each time AGAIN times as long, up to LONGEST_S. The limit ends early if more is usable.
-    3. If the plan was above the offer or usable memory, no limit is set. The offer falls to usable memory.
-    4. If no plan fits the limit, all usable memory is offered until a node runs out again."""
+    1. The offer falls at once when usable memory falls by a PART. It grows when more has been usable for SETTLED_S.
+    2. If a node runs out of memory, though its plan fitted offer and usable memory, the limit is LESS times the plan.
+       The first limit lasts FIRST_S, each later limit AGAIN times as long, up to LONGEST_S. A limit ends if more is
+       usable.
+    3. If the plan exceeded offer or usable memory, the offer falls to usable memory, without a limit.
+    4. If no plan fits the limit, all usable memory is offered until a node runs out again.
+    """
 
     def __init__(self, usable: int) -> None:
         self.offered_bytes = usable

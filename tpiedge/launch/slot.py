@@ -1,4 +1,4 @@
-"""A machine's slot. At most one node runs, forked by a server that has imported torch."""
+"""Keeps a machine's fork server and at most one node, which the server forks."""
 
 import logging
 import secrets
@@ -18,24 +18,25 @@ FORK_SERVER_MODULE = "tpiedge.node.fork_server"
 
 
 def node_environment(threads: int) -> dict[str, str]:
-    """Returns environment variables for torch's libraries."""
+    """Returns environment variables that limit torch's threads."""
     return {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
 
 
 class ForkServer(Child):
-    """A process that imports torch, perhaps measures the machine, and forks nodes."""
+    """A process that imports torch and forks nodes. If `measure`, it also measures the machine."""
 
     def __init__(self, threads: int, *, measure: bool = False) -> None:
         to_measure = to_line(threads if measure else 0)
         super().__init__(FORK_SERVER_MODULE, to_measure, node_environment(threads), reports=measure)
 
     def report(self, deadline: float) -> NodeReport | None:
-        """Awaits the measurement until `deadline` (monotonic seconds). Raises the errors of Child.read_report."""
+        """Returns the measurement, or None at `deadline` (monotonic seconds). Raises the errors of
+        Child.read_report."""
         line = self.read_report(deadline)
         return None if line is None else from_line(line, NodeReport)
 
     def start_node(self, bootstrap: NodeBootstrap) -> Child:
-        """Starts a node, once the server is ready. Raises ResourceError."""
+        """Makes the server fork a node. Does not wait. Raises ResourceError."""
         return ForkedChild(self, to_line(bootstrap))
 
 
@@ -44,9 +45,9 @@ _log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class NodeSlot:
-    """A machine's node and fork server. One thread must make all calls, and outlive the node. `_usable_memory` must not
-    block. `_say` gets a line about each change of the offer `memory`. `snapshots` may belong to another process until
-    `own_snapshots`."""
+    """A machine's node and fork server. One thread must make all calls and outlive the node. `_usable_memory` must not
+    block. `_say` gets a line for each change of the offer `memory`. Another process may use the folder `snapshots`
+    until `own_snapshots` is called."""
 
     threads: int
     memory: MemoryOffer
@@ -78,7 +79,7 @@ class NodeSlot:
         return None if self._child is None else self._child.pid or None
 
     def weigh(self) -> None:
-        """Looks at the usable memory, at most every few seconds."""
+        """Adapts the offer to the usable memory, at most every LOOK_S."""
         now = self._clock.now()
         if now - self._weighed >= LOOK_S:
             self._weighed = now
@@ -89,7 +90,7 @@ class NodeSlot:
             self._say(changed)
 
     def warm(self, *, measure: bool = False) -> ForkServer:
-        """Starts the fork server unless it runs. Raises ResourceError."""
+        """Returns the fork server; starts one if none runs. Raises ResourceError."""
         if self._server is None or self._server.exit_cause() is not None:
             self._cool()
             self._server = ForkServer(self.threads, measure=measure)
@@ -102,7 +103,7 @@ class NodeSlot:
             _log.warning("cannot start a node ahead of its use: %s", error)
 
     def start(self, bootstrap: NodeBootstrap, planned_bytes: int) -> None:
-        """Replaces the node. `planned_bytes`: peak memory. Raises ResourceError."""
+        """Replaces the node. `planned_bytes`: the planned peak memory. Raises ResourceError."""
         self.stop()
         if self.snapshots is not None:
             bootstrap = replace(bootstrap, snapshots=str(self.snapshots), snapshot_key=self._key)
@@ -116,7 +117,7 @@ class NodeSlot:
         return "" if self._child is None else self._child.log_tail()
 
     def stop(self, grace_s: float = 0.0, meanwhile: Callable[[], None] = lambda: None) -> None:
-        """Ends the node within `grace_s`. Idempotent. May change the offer."""
+        """Ends the node; kills it after `grace_s`. May change the offer. Idempotent."""
         if self._child is not None:
             if self._child.out_of_memory:
                 now = self._clock.now()

@@ -24,7 +24,7 @@ _BUFFER_BYTES = 96 * MIB
 
 
 def measure(threads: int) -> Capacity:
-    """Measures for about 0.3 s with 96 MiB. Sets torch's number of threads."""
+    """Measures for about 0.3 s with at most 96 MiB of weights. Sets torch's number of threads."""
     torch.set_num_threads(threads)
     # Filled: memory that was never written is one page of zeros, read from the cache.
     nbytes = max(8 * MIB, min(_BUFFER_BYTES, available_memory_bytes() // 4))

@@ -1,7 +1,10 @@
-"""A node's control thread: heartbeats, the master's commands, and the health of peers.
+"""Runs a node's control thread: heartbeats, the master's commands, and the health of peers.
 
-The engine thread takes commands from `commands`, and posts messages. A wait for a peer ends in PeerLost once the master
-is silent, the master or the link has lost the peer, or the peer's progress (step, block, bytes read) stops.
+The engine thread takes commands from `ControlLink.commands`, and posts messages. A wait for a peer ends in PeerLost:
+
+- if the master is silent
+- if the master or a link has lost a peer
+- if the peer's progress (step, block, bytes read) stops
 """
 
 import queue
@@ -20,7 +23,8 @@ from tpiedge.wire.fields import Message
 
 
 class ClusterLiveness:
-    """The engine's view of its peers. `timeout_s` limits the master's silence, `stall_s` a peer's standstill."""
+    """The engine's view of its peers. `timeout_s` limits the master's silence, `stall_s` a peer's time without
+    progress."""
 
     def __init__(self, clock: Clock, *, timeout_s: float, stall_s: float) -> None:
         self._clock = clock
@@ -38,7 +42,7 @@ class ClusterLiveness:
         self._broken: dict[int, float] = {}
 
     def watch(self, links: Mapping[int, LinkMonitor], limit_s: float) -> None:
-        """Counts a rank as lost once its link has been broken for `limit_s`."""
+        """Makes a rank count as lost once its link has been broken for `limit_s`."""
         self._links, self._broken_limit_s = links, limit_s
 
     def heard_master(self) -> None:
@@ -46,7 +50,7 @@ class ClusterLiveness:
             self._master_heard = self._listened = self._clock.now()
 
     def heard_nothing(self) -> None:
-        """Records that this node listened in vain."""
+        """Records that no message came while this node listened."""
         with self._lock:
             self._listened = self._clock.now()
 
@@ -66,7 +70,7 @@ class ClusterLiveness:
             self._stopping = True
 
     def check(self, rank: int, waiting_for: str) -> None:
-        """Raises PeerLost, or Cancelled at shutdown. Call it repeatedly with the same `waiting_for`."""
+        """Raises PeerLost, or Cancelled at shutdown. Repeat the same `waiting_for` during one wait."""
         with self._lock:
             now = self._clock.now()
             # Lack of progress counts from the first call, because a peer may have been idle.
@@ -122,7 +126,7 @@ class ControlLink:
         self._thread = threading.Thread(target=self._run, name="control", daemon=True)
 
     def start(self, hello: c.Hello) -> None:
-        """Introduces this node to the master. Starts the thread. Raises Unreachable."""
+        """Sends `hello` to the master. Starts the thread. Raises Unreachable."""
         self._endpoint.send(hello, timeout_s=10.0)
         self._liveness.heard_master()
         self._thread.start()
@@ -131,13 +135,13 @@ class ControlLink:
         self._endpoint.post(message)
 
     def await_room(self) -> None:
-        """Waits while too many posted messages are unsent. Raises PeerLost, or Cancelled at shutdown."""
+        """Waits while more than 1000 posted messages are unsent. Raises PeerLost, or Cancelled at shutdown."""
         while self._endpoint.posted > 1000:
             self._liveness.check_idle(0, "room for what is said")
             time.sleep(0.005)
 
     def close(self) -> None:
-        """Sends what was posted. Ends the thread and the endpoint."""
+        """Sends the posted messages. Ends the endpoint and the thread."""
         self._closing.set()
         self._endpoint.close()
         if self._thread.is_alive():

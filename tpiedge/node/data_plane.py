@@ -34,7 +34,8 @@ def route(
     chunk_bytes: int,
     wire: WirePrecision,
 ) -> tuple[Route, str]:
-    """Chooses the route of all-reduces. Returns (route, reason). `row_bytes`: the bytes of one token's row."""
+    """Chooses the collectives of small and large all-reduces. Returns (route, reason). `row_bytes`, `chunk_bytes`: the
+    f32 bytes of one token and of the largest chunk."""
     if wanted == "auto" and size == 2:
         return Route(
             "mesh", "mesh", 0, wire
@@ -59,7 +60,7 @@ def route(
 
 
 def worker_links(facts: NetworkFacts | None) -> tuple[WorkerLink, ...]:
-    """Lists links between workers, slowest first, at most MAX_ARRAY."""
+    """Returns the links between workers, slowest first, at most MAX_ARRAY links."""
     found = facts.round_trips_s.items() if facts is not None else ()
     links = [WorkerLink(low, high, trip_s) for (low, high), trip_s in found if low > 0]
     return tuple(sorted(links, key=lambda link: (-link.round_trip_s, link.low, link.high))[:MAX_ARRAY])
@@ -67,7 +68,7 @@ def worker_links(facts: NetworkFacts | None) -> tuple[WorkerLink, ...]:
 
 @dataclass(eq=False)
 class TensorLinks:
-    """The links of one node. `_resources` closes them."""
+    """Opens the tensor links of one node. `_resources` closes them."""
 
     _rank: int
     _keys: CurveKeys
@@ -86,7 +87,7 @@ class TensorLinks:
         return self._resources.enter_context(self._hub)
 
     def connect(self, peer: int, address: str) -> ZmqSpoke:
-        """Connects to a peer. Raises UserError for an unusable address."""
+        """Starts to connect to a peer. Raises UserError for an unusable address."""
         key, own, other = self._peer_keys.get(peer, ""), node_name(self._rank), node_name(peer)
         spoke = ZmqSpoke(address, key, self._keys, own, hub_name=other, plane=TENSOR, context=self._context)
         return self._resources.enter_context(spoke)
@@ -105,7 +106,7 @@ _TIMEOUTS: Final = 2  # a link may be broken for so many timeouts of the master
 
 @dataclass(frozen=True)
 class DataPlane:
-    """The joined plane. Only rank 0 has `facts`, about all links."""
+    """A joined tensor plane. Only rank 0 has `facts` about all links."""
 
     communicator: Communicator
     endpoint: Endpoint | None = None
@@ -130,8 +131,8 @@ def join_data_plane(
     await_connect: Callable[[], Connect],
     resources: ExitStack,
 ) -> DataPlane:
-    """Joins the plane. `listening` gets the address at which this node listens. Raises PeerLost, ProtocolError,
-    UserError."""
+    """Joins the tensor plane. `listening` gets this node's address. `await_connect` returns the other nodes' addresses.
+    Raises PeerLost, ProtocolError, UserError."""
     size = len(assign.nodes)
     if size == 1:
         return DataPlane(Communicator())

@@ -1,9 +1,10 @@
-"""Entry of a fork server: `python -m tpiedge.node.fork_server`.
+"""Runs a fork server: `python -m tpiedge.node.fork_server`.
 
-The server imports torch once and forks a node for each bootstrap. Standard input is a socket of the parent. It first
-brings the number of threads to measure with (0: do not measure). Standard output gets the measurement. Then standard
-input brings each bootstrap with three open files: the node's standard input, its log, and a pipe for the node's pid and
-exit status. The server ends with its parent, and the nodes end with the server.
+The server imports torch once and forks a node for each bootstrap. The server ends with its parent, and the nodes end
+with the server. Standard input is a socket, on which the parent sends:
+
+1. The number of threads to measure with; 0 means no measurement. The report goes to standard output.
+2. Bootstraps, each with three open files: the node's standard input, its log, and a pipe for its pid and exit status.
 """
 
 import contextlib
@@ -34,7 +35,7 @@ class Forks:
         signal.set_wakeup_fd(self._wakes)
 
     def next_line(self) -> bytes | None:
-        """Awaits the parent's next line, or returns None if the parent is gone. Meanwhile reports ended processes."""
+        """Returns the parent's next line, or None if the parent is gone. While it waits, reports ended processes."""
         while b"\n" not in self._received:
             ready, _, _ = select.select([self._parent.fileno(), self._woken], [], [])
             if self._woken in ready:
@@ -50,7 +51,7 @@ class Forks:
         return line
 
     def measure(self, threads: int, pipe: int) -> None:
-        """Forks a process that measures and reports on `pipe`."""
+        """Forks a process that writes a measurement of the machine to `pipe`."""
         # In a process of its own, because measuring starts threads, which forks lose.
         if (pid := self._fork()) == 0:
             _report(threads, pipe)
@@ -59,7 +60,7 @@ class Forks:
         os.close(pipe)
 
     def start_node(self) -> bool:
-        """Forks a node. Returns whether this process is the node."""
+        """Forks a node. Returns True in the node, False in the server."""
         given, self._files = self._files[:3], self._files[3:]
         if len(given) < 3:
             sys.exit("cannot start a node: this machine lets too few files be open; raise 'ulimit -n'")

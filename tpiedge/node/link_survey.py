@@ -1,5 +1,5 @@
-"""Measures the links between nodes before an epoch's first step, by echoes over the tensor connections. Nodes take
-turns."""
+"""Measures the links between nodes before an epoch's first step. The nodes take turns and time echoes over their tensor
+connections."""
 
 import math
 import platform
@@ -33,8 +33,8 @@ _SILENT: Final = "it does not answer"
 
 
 class LinkSurvey:
-    """One rank's part in the survey. No other messages may arrive at `endpoint`. Rank 0 raises Misconduct for messages
-    out of turn."""
+    """One rank's part in the survey. Other messages must not arrive at `endpoint` meanwhile. Rank 0 raises Misconduct
+    for messages out of turn."""
 
     def __init__(
         self, endpoint: Endpoint, liveness: Liveness, clock: Clock, epoch: int, rank: int, size: int
@@ -45,8 +45,8 @@ class LinkSurvey:
         self._probes: Counter[int] = Counter()
 
     def run(self, reached: Collection[int]) -> NetworkFacts | None:
-        """Measures the links. Rank 0 returns the facts of all links, other ranks None. `reached`: lower ranks to which
-        this node has a link. Raises PeerLost, ProtocolError."""
+        """Measures the links. Rank 0 returns the facts of all links, other ranks return None. `reached`: the lower
+        ranks to which this node has a link. Raises PeerLost, ProtocolError."""
         self._probes.clear()
         if self._rank == 0:
             return self._lead()

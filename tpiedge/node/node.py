@@ -1,7 +1,7 @@
-"""A computing process, which a master starts and feeds.
+"""The computing process of one rank.
 
-The main thread is the engine thread; `link` has the control thread. The process ends when the master says so, when the
-master or a peer is lost, or when its lifeline breaks.
+The main thread is the engine thread; `Node.link` has the control thread. The process ends when the master says so, when
+the master or a peer is lost, or when its lifeline breaks.
 """
 
 import functools
@@ -54,7 +54,7 @@ _IDLE_S = 0.5
 
 
 class Node:
-    """One rank of one epoch. `close` closes all its resources."""
+    """One rank of one epoch. Call `close` in the end."""
 
     def __init__(self, bootstrap: NodeBootstrap) -> None:
         self._bootstrap = bootstrap
@@ -128,7 +128,7 @@ class Node:
                 _say(f"the trace of node {rank} is lost: cannot write {path}: {error.strerror}")
 
     def report(self, error: TpiedgeError) -> None:
-        """Tells the master which other node broke the protocol, if one did, then the error."""
+        """Sends `error` to the master. If another node broke the protocol, rank 0 reports that node first."""
         rank, cause = self._bootstrap.rank, str(error)[:2000]
         if isinstance(error, Misconduct) and rank == 0 and error.rank != rank:
             self.link.post(c.Breach(self._epoch, rank, error.rank, cause))

@@ -1,7 +1,7 @@
-"""Entry of a node process (`python -m tpiedge.node.process`), and the end of any node.
+"""Runs a node: `python -m tpiedge.node.process`. A forked node also runs `run`.
 
-The first line on standard input is the bootstrap. The log, a message to the master and the exit status tell what ended
-the node.
+The first line on standard input is the bootstrap. The log, a message to the master and the exit status tell why the
+node ended.
 """
 
 import gc
@@ -34,7 +34,6 @@ def main() -> int:
 
 
 def import_engine() -> None:
-    """Imports torch and the engine."""
     # Leaves out kernels for tensors without data, which only torch's compilers use: a fifth of the import's time, and
     # 18 MB. A torch without a module of this name is not changed.
     sys.modules.setdefault(_META_KERNELS, types.ModuleType(_META_KERNELS))
@@ -47,7 +46,7 @@ def import_engine() -> None:
 
 
 def run(bootstrap: NodeBootstrap) -> int:
-    """Runs a node until the master ends it. Returns its exit status."""
+    """Runs a node until it ends. Returns its exit status."""
     from tpiedge.node.node import Node
 
     with Supervisor(_end_at_once):

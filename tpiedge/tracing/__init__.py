@@ -1,1 +1,1 @@
-"""Traces: `tracer` records one node. `collection` joins all records into a file of Chrome's format."""
+"""Records traces. `tracer` records one node. `collection` joins all nodes' records in one file."""

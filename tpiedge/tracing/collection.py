@@ -1,6 +1,6 @@
-"""The trace of a whole cluster: the nodes' parts, joined into one file in Chrome's trace event format.
+"""Joins the nodes' parts of a trace in one file in Chrome's trace event format.
 
-In the file, a node is a process and a lane is a thread. Simultaneous events of a lane have a thread each. Times are
+The file shows a node as a process and a lane as a thread. Simultaneous events of a lane get several threads. Times are
 microseconds since the first event.
 """
 
@@ -16,7 +16,7 @@ from typing import Any, Self
 from tpiedge.errors import UserError, cannot_write
 from tpiedge.tracing.tracer import LANES, Interval, TraceEvent, TracePart, read_part, union, without
 
-DROPPED = "tpiedge_dropped"  # the key of the numbers of events that had no room, by rank
+DROPPED = "tpiedge_dropped"  # key of the numbers of dropped events by rank
 
 _LANE_THREADS = 100
 _NODE_THREADS = len(LANES) * _LANE_THREADS * 10
@@ -26,7 +26,7 @@ _Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Joined:
-    """Counts of events. `missing`: ranks that wrote no part."""
+    """Counts of events in a trace. `missing`: the ranks without a part."""
 
     events: int
     dropped: int
@@ -34,7 +34,8 @@ class Joined:
 
 
 class Collection:
-    """A folder beside `path` for the parts of a trace. It is deleted at the end. Raises UserError, DiskFull."""
+    """A temporary folder beside `path` for the parts of a trace. The end of the `with` block deletes the folder. Raises
+    UserError, DiskFull."""
 
     def __init__(self, path: Path) -> None:
         self._path = writable(path)
@@ -48,7 +49,7 @@ class Collection:
         return self._folder / f"node-{rank}"
 
     def join(self, nodes: int) -> Joined:
-        """Writes the trace of the first `nodes` ranks, if any has a part. Raises UserError, DiskFull."""
+        """Joins the parts of the ranks below `nodes`. Without any part, writes no trace. Raises UserError, DiskFull."""
         paths = [self.part(rank) for rank in range(nodes)]
         missing = tuple(rank for rank, path in enumerate(paths) if not path.exists())
         paths = [path for path in paths if path.exists()]
@@ -77,7 +78,7 @@ class Collection:
 
 
 def writable(path: Path) -> Path:
-    """Returns the file that `path` leads to. Raises UserError if it cannot be replaced."""
+    """Returns `path` with links resolved. Raises UserError if a file there cannot be written."""
     found = Path(os.path.realpath(path))
     try:
         there = found.exists()
@@ -93,7 +94,7 @@ def writable(path: Path) -> Path:
 
 
 def write_trace(path: Path, parts: Iterable[TracePart], origin_s: float) -> None:
-    """Writes the parts one after another. Raises OSError."""
+    """Writes the parts in order. `origin_s` becomes time 0. Raises OSError."""
     dropped: dict[int, int] = {}
     with path.open("w", encoding="ascii") as file:
         file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
@@ -149,7 +150,7 @@ def _record(pid: int, thread: int, event: TraceEvent, origin_s: float) -> _Recor
 
 
 def rows(intervals: Iterable[Interval]) -> Iterator[int]:
-    """Yields for each interval the first row that is free. Intervals must be sorted by start."""
+    """Yields each interval's row, so that no row has overlapping intervals. `intervals` must be sorted by start."""
     busy_until: list[float] = []
     for start, end in intervals:
         row = next((row for row, until in enumerate(busy_until) if until <= start), len(busy_until))

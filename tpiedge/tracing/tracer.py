@@ -1,6 +1,6 @@
-"""Records events of a node in memory of a fixed size. Writes them to a file at the end. Computes with intervals.
+"""Records a node's events in memory of a fixed size, stores them in a file, and computes with intervals.
 
-Threads take places from one counter, without a lock. Events beyond the last place are counted.
+Threads take places from one counter, without a lock. Events beyond the last place are only counted.
 """
 
 import json
@@ -16,8 +16,8 @@ from typing import Protocol, TypeAlias
 
 Interval: TypeAlias = tuple[float, float]  # (start, end)
 
-#: The first three lanes are those of figure 4 of TPI-LLM. "wait": the node waits for weights. "travel": an all-reduce
-#: is on its way while the node may do other work.
+#: The kinds of a node's work. The first three are from figure 4 of TPI-LLM. "wait": the node waits for weights.
+#: "travel": an all-reduce is on its way while the node may do other work.
 LANES = ("compute", "reduce", "load", "wait", "travel")
 COMPUTE, REDUCE, LOAD, WAIT, TRAVEL = range(len(LANES))
 
@@ -44,7 +44,7 @@ class TraceEvent:
 
 @dataclass(frozen=True)
 class TracePart:
-    """The recording of one node. `dropped` counts lost events. Times are of this computer's monotonic clock."""
+    """The events of one node, in seconds of time.perf_counter. `dropped`: the number of events without a place."""
 
     rank: int
     events: tuple[TraceEvent, ...]
@@ -52,7 +52,7 @@ class TracePart:
 
 
 class EventSink(Protocol):
-    """Takes events from any thread."""
+    """Takes events from any thread. `name` numbers a text for `add`."""
 
     def name(self, text: str, /) -> int: ...
 
@@ -76,14 +76,14 @@ class Tracer:
     def add(
         self, lane: int, name: int, start: float, end: float, layer: int = -1, step: int = 0, nbytes: int = 0
     ) -> None:
-        """Records an event. Times are seconds of time.perf_counter. `step`: 0 for none."""
+        """Records an event. Times are seconds of time.perf_counter. `step` 0 means none."""
         place = next(self._places)
         if place < self._limit:
             offset = place * _RECORD.size
             _RECORD.pack_into(self._records, offset, start, end, nbytes, layer, step, name, lane)
 
     def write(self, path: Path, rank: int) -> None:
-        """Writes the file that `read_part` reads. Call it once. Raises OSError."""
+        """Writes a file for `read_part`. May be called once. Raises OSError."""
         taken = next(self._places)
         kept = min(taken, self._limit)
         header = {"rank": rank, "names": list(self._names), "events": kept, "dropped": taken - kept}
@@ -95,7 +95,7 @@ class Tracer:
 
 
 def read_part(path: Path) -> TracePart:
-    """Reads a Tracer's file. Events are sorted by start. Raises OSError."""
+    """Reads a file of `Tracer.write`. Events are sorted by start. Raises OSError."""
     line, _, records = path.read_bytes().partition(b"\n")
     header = json.loads(line)
     events = [
@@ -107,7 +107,7 @@ def read_part(path: Path) -> TracePart:
 
 
 def union(intervals: Iterable[Interval], gap: float = 0.0) -> list[Interval]:
-    """Returns disjoint, sorted intervals. Closes gaps of at most `gap`."""
+    """Returns the union as disjoint, sorted intervals. Closes gaps of at most `gap`."""
     found: list[Interval] = []
     for start, end in sorted(intervals):
         if found and start - found[-1][1] <= gap:
@@ -118,7 +118,7 @@ def union(intervals: Iterable[Interval], gap: float = 0.0) -> list[Interval]:
 
 
 def without(stretch: Interval, holes: Sequence[Interval]) -> list[Interval]:
-    """Returns the parts of `stretch` outside `holes` (from `union`)."""
+    """Returns the parts of `stretch` outside `holes`, a result of `union`."""
     left, start = [], stretch[0]
     for hole_start, hole_end in within(stretch, holes):
         left.append((start, hole_start))
@@ -128,7 +128,7 @@ def without(stretch: Interval, holes: Sequence[Interval]) -> list[Interval]:
 
 
 def within(stretch: Interval, others: Sequence[Interval]) -> Iterator[Interval]:
-    """Yields the parts of `others` (from `union`) inside `stretch`."""
+    """Yields the parts of `others`, a result of `union`, inside `stretch`."""
     first = bisect_right(others, stretch[0], key=itemgetter(1))
     last = bisect_left(others, stretch[1], key=itemgetter(0))
     return clip(others[first:last], *stretch)

@@ -1,5 +1,5 @@
-"""A worker's agent, which outlives its nodes. No torch.
+"""A worker's agent, which outlives the nodes. Imports no torch.
 
-`agent` keeps the link to the master and starts a node for each epoch. Slow work is done in the `background`. `masters`
-stores keys. `wording` has the lines for the user.
+`agent` keeps the link to the master and starts a node for each epoch. `background` does slow work. `masters` stores the
+keys of masters. `wording` has lines for the user.
 """

@@ -1,4 +1,4 @@
-"""Keeps a worker's link to the master and its shards, and starts a node per epoch."""
+"""Keeps a worker's link to the master, fetches shards, and starts a node for each epoch."""
 
 import contextlib
 import secrets
@@ -30,7 +30,7 @@ _REPORT_S: Final = 120.0
 
 
 class MasterMoved(PeerError):
-    """The master has another address: join it there."""
+    """The master has a new address."""
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,9 @@ class _Part:
 
 @dataclass(eq=False)
 class Agent:
-    """A worker that has enrolled on `endpoint`. The caller closes `endpoint`; the agent closes `slot`.
+    """A worker that has enrolled on `_endpoint`. The caller closes `_endpoint`; the agent closes `_slot`.
 
-    One thread calls `run`; any thread may call `stop`. `say` gets lines for the user. `probe_path` runs in its own
+    One thread calls `run`; any thread may call `stop`. `_say` gets lines for the user. `_probe_path` runs in another
     thread.
     """
 
@@ -76,7 +76,7 @@ class Agent:
     _offered_bytes: int = -1  # memory in the latest offer
     _preparing: _Part | None = None
     _running: _Part | None = None
-    _distrust: bool = False  # of the shards on disk
+    _distrust: bool = False  # in the shards on disk
     _silent: bool = False
     _at_rest: bool = False  # the master serves, without requests
     _standing: str = ""  # the part of this machine that the user heard of last
@@ -91,7 +91,7 @@ class Agent:
         self._heard = self._probed_at = self._clock.now()
 
     def run(self) -> None:
-        """Serves until `stop`; blocks. Raises MasterMoved, DuplicateName, PeerError, OutOfMemory."""
+        """Serves and blocks until `stop`. Raises MasterMoved, DuplicateName, PeerError, OutOfMemory."""
         try:
             self._slot.own_snapshots()  # the master admits one process of each worker
             self._slot.warm(measure=self._report is None)
@@ -100,11 +100,11 @@ class Agent:
             self._close()
 
     def stop(self) -> None:
-        """Ends the loop and the node. Returns at once."""
+        """Makes `run` end the node and return. Does not block."""
         self._stopping.set()
 
     def _make_offer(self) -> None:
-        """Sends an offer. Blocks up to _REPORT_S. Raises PeerError."""
+        """Blocks up to _REPORT_S. Raises PeerError."""
         if self._report is None:
             report = self._slot.warm(measure=True).report(self._clock.now() + _REPORT_S)
             if report is None:
@@ -139,7 +139,7 @@ class Agent:
             if now >= due:
                 own_stall = stalls.beat(now - due)
                 due = now + self._settings.timing.heartbeat_s
-                # Before the pulse, on which the master plans for a lost node: it needs the new offer by then.
+                # Offers come before the pulse, because the master plans for a lost node when the pulse arrives.
                 self._watch(now, own_stall=own_stall)
                 self._send(epochs.AgentPulse(self._epoch))
             try:
@@ -248,7 +248,6 @@ class Agent:
         self._stand(f"one of {order.ranks}", f"now computing as one of {order.ranks} machines")
 
     def _stand(self, standing: str, line: str) -> None:
-        """Says `line` if `standing` is news to the user."""
         if standing != self._standing:
             self._standing = standing
             self._say(line)
@@ -281,7 +280,6 @@ class Agent:
             self._running = None
 
     def _watch(self, now: float, *, own_stall: bool) -> None:
-        """Reports an ended node, changed memory and a silent master."""
         cause = self._slot.exit_cause()
         if cause is not None:
             epoch = self._epoch
@@ -304,7 +302,6 @@ class Agent:
             self._make_offer()
 
     def _start_probe(self, now: float) -> None:
-        """Probes the path to the master, when it is silent or a node has ended."""
         self._probed_at = now
         if self._probing.idle:
             self._probing.start(lambda _cancelled: self._probe_path())
@@ -320,7 +317,7 @@ class Agent:
         self._small_mtu = path == "small MTU"
 
     def _send(self, message: Message) -> bool:
-        """Sends without waiting. Returns False if the master takes nothing."""
+        """Returns False if the master takes nothing. Does not wait."""
         try:
             self._endpoint.send(message, timeout_s=0.0)
         except Unreachable:

@@ -1,4 +1,4 @@
-"""Work of an agent in threads beside its loop."""
+"""Runs an agent's slow work in threads."""
 
 import logging
 import threading
@@ -17,8 +17,8 @@ _T = TypeVar("_T")
 
 
 class Background(Generic[_T]):
-    """Runs one piece of work after the other. For one thread only. Only `close` blocks. `drop` gets the results of
-    cancelled work."""
+    """Runs pieces of work in threads, one after the other. Only one thread may use it. Only `close` blocks. `drop` gets
+    the results of cancelled work."""
 
     def __init__(self, name: str, drop: Callable[[_T], None] = lambda _result: None) -> None:
         self._name = name
@@ -29,11 +29,11 @@ class Background(Generic[_T]):
 
     @property
     def idle(self) -> bool:
-        """Whether no thread runs and no outcome is left to pop."""
+        """Whether no work runs and no outcome waits for `pop_result`."""
         return self._outcome is None and (self._thread is None or not self._thread.is_alive())
 
     def start(self, work: Callable[[threading.Event], _T]) -> None:
-        """Cancels the previous work, then runs `work`. When the event is set, `work` must end soon."""
+        """Cancels the previous work, then runs `work(cancelled)`. When `cancelled` is set, `work` must end soon."""
         self.cancel()
         cancelled, before = self._cancelled, self._thread
         outcome: Future[_T | TpiedgeError] = Future()
@@ -60,7 +60,7 @@ class Background(Generic[_T]):
             self._thread = thread
 
     def pop_result(self) -> _T | TpiedgeError | None:
-        """Returns the outcome once, after the work has ended."""
+        """Returns the outcome of ended work, once; else None."""
         outcome = self._outcome
         if outcome is None or not outcome.done():
             return None
@@ -68,7 +68,7 @@ class Background(Generic[_T]):
         return outcome.result()
 
     def cancel(self) -> None:
-        """Cancels the work. Drops its result. Idempotent."""
+        """Cancels the work; `drop` gets its result. Idempotent."""
         outcome, self._outcome = self._outcome, None
         if outcome is not None:
             self._cancelled.set()
@@ -76,7 +76,7 @@ class Background(Generic[_T]):
             outcome.add_done_callback(self._discard)
 
     def close(self) -> None:
-        """Cancels the work. Waits up to 5 s. Idempotent."""
+        """Cancels the work. Waits up to 5 s for its thread. Idempotent."""
         self.cancel()
         if self._thread is not None:
             self._thread.join(5.0)
@@ -88,7 +88,7 @@ class Background(Generic[_T]):
 
 
 class Prefetcher:
-    """Fetches shards for loss plans. For one thread only."""
+    """Fetches the shards of loss plans. Only one thread may use it."""
 
     def __init__(self, weights: Provision, clock: Clock) -> None:
         self._weights = weights
@@ -103,11 +103,12 @@ class Prefetcher:
         self._order, self._due, self._failed = order, self._clock.now(), ""
 
     def pause(self) -> None:
-        """Stops fetching; keeps what has arrived."""
+        """Stops fetching. Keeps arrived data."""
         self._work.cancel()
 
     def step(self, *, at_rest: bool) -> Prefetched | None:
-        """Fetches missing shards while `at_rest`. Returns a report once all have arrived, or for a new error."""
+        """Fetches missing shards while `at_rest`, else pauses. Returns a report once all shards have arrived or an
+        error is new, else None."""
         order = self._order
         if not at_rest:
             self.pause()

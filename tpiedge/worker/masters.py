@@ -1,4 +1,4 @@
-"""The masters that a worker trusts, and a probe of a silent master."""
+"""Stores a worker's trusted masters, and probes a silent master."""
 
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -11,11 +11,11 @@ from tpiedge.transport.keys import is_key
 from tpiedge.transport.probe import passes_large_packets
 
 PathState: TypeAlias = Literal["moved", "small MTU", "unknown"]
-"""moved: the master has another address; small MTU: large packets vanish; unknown: neither was found."""
+"""The result of `probe_path`: "moved" if the master has another address, "small MTU" if large packets get lost."""
 
 
 class TrustedMasters:
-    """Keeps the latest 16 masters in `folder`/masters.json. Methods raise UserError."""
+    """Stores the keys of the latest 16 masters in `folder`/masters.json. Methods raise UserError."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "masters.json"
@@ -38,7 +38,7 @@ class TrustedMasters:
 
 
 def probe_path(named: Address, known: Address, key: str) -> PathState:
-    """Probes the path to the master at `named`, last seen at `known`. Blocks."""
+    """Looks for the master with `key` at addresses of `named` other than `known`, then tests large packets. Blocks."""
     try:
         found = resolve_all(named)
     except UserError:  # a name that is not found shows no move

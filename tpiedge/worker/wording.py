@@ -1,4 +1,4 @@
-"""Lines for the user of a worker's machine. Pure."""
+"""Lines for the user of a worker. Pure."""
 
 import re
 from collections.abc import Mapping
@@ -41,7 +41,7 @@ def spare_line(spare: Spare, host: str) -> str:
 
 
 def stopped_line(cause: str) -> str:
-    """Says why the machine's node ended, perhaps because another node was lost."""
+    """Says why this machine's node ended. `cause`: see NodeSlot.exit_cause."""
     words = sanitised_line(cause)
     ended = _ENDED.fullmatch(words)
     words = ended[1] if ended else words

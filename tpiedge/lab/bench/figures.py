@@ -21,7 +21,7 @@ def check_lengths(model: PreparedModel, prompt_tokens: int, tokens: int) -> None
 
 
 def check_names(flag: str, given: Sequence[str], known: Sequence[str]) -> None:
-    """Raises UserError for the first unknown name."""
+    """Raises UserError unless all `given` names are `known`."""
     for item in given:
         if item not in known:
             raise UserError(f"{flag}: {item!r} is none of {', '.join(known)}")
@@ -41,7 +41,7 @@ def integers(flag: str, text: str, low: int, high: int) -> list[int]:
 def ask(
     cluster: LocalCluster, model: PreparedModel, prompt_tokens: int, tokens: int, *, keep: bool
 ) -> Answer:
-    """Sends a greedy request that ignores EOS. `keep` lets later requests use the prompt's KV."""
+    """Sends a greedy request that ignores EOS. `keep`: whether later requests may use the prompt's KV."""
     ids = prompt_ids(prompt_tokens, model.config.vocab_size)
     request = GenerationRequest(f"bench-{tokens}-{keep}", ids, tokens, ignore_eos=True, keep_prefix=keep)
     return collect(cluster, request, None, (), lambda _text: None)
@@ -63,7 +63,8 @@ def milliseconds(found: dict[str, float], digits: int = 1) -> str:
 
 @dataclass(frozen=True)
 class LinkSetting:
-    """Settings of each direction of a testbed's links. None leaves a setting as it is. The rate 0 means no limit."""
+    """A change of a testbed's links. `latency_s`: the latency between the first two devices. All latencies change in
+    proportion. `bytes_per_s`: each link's rate; 0 means no limit. None changes nothing."""
 
     latency_s: float | None = None
     bytes_per_s: float | None = None
@@ -74,7 +75,7 @@ class LinkSetting:
         return ", ".join(filter(None, (latency, rate)))
 
     def over(self, testbed: RunningTestbed | None) -> tuple[float | None, float | None]:
-        """Returns (latency, rate) between the first two devices. A rate of None is unknown or unlimited."""
+        """Returns (latency, rate) between the first two devices. None means unknown, or a rate without a limit."""
         latency_s, rate = self.latency_s, self.bytes_per_s
         if testbed is not None:
             way = testbed.expected(*testbed.devices[:2])
@@ -109,7 +110,7 @@ def rates(text: str | None) -> list[float | None]:
 
 
 class Dial:
-    """Changes the links of a running testbed during a `with` block."""
+    """Changes the links of a running testbed for a `with` block."""
 
     def __init__(self, testbed: RunningTestbed) -> None:
         self._testbed = testbed

@@ -1,4 +1,4 @@
-"""The kernels of `tpiedge bench kernels`, with operands as the engine has them.
+"""Makes the kernels of `tpiedge bench kernels`, with operands as the engine has them.
 
 T tokens, H hidden size, F columns of the FFN, N query heads, K KV heads, S positions, d head dimension.
 """
@@ -43,13 +43,13 @@ _EPS = 1e-5
 _DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 
 Run = Callable[[Linear, int], object]
-"""Runs on one copy of the operands."""
+"""Runs a kernel on the copy of the operands with this number."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A kernel with its operands, for one number of tokens. `nbytes`: the bytes that a call must move. `operations`:
-    its multiplications and additions. `streams`: whether the bytes come from memory, not from a cache."""
+    """A kernel with its operands, for one number of tokens. `nbytes`: the bytes that a call must move. `operations`: a
+    call's multiplications and additions. `streams`: whether the bytes come from memory, not from a cache."""
 
     kernel: str
     shape: str
@@ -76,7 +76,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Rotation:
-    """A rotation of copies of operands: calls use the copies in turn. `nbytes`: the least size of all copies."""
+    """Makes calls use several copies of the operands in turn. `nbytes`: the wanted size of all copies."""
 
     nbytes: int  # more than a cache holds
 
@@ -105,7 +105,7 @@ def check_room(
     rotation: Rotation,
     available_bytes: int,
 ) -> None:
-    """Raises OutOfMemory if all copies of a case's operands exceed `available_bytes`."""
+    """Raises OutOfMemory if a case with all copies of its operands exceeds `available_bytes`."""
     for kernel, (hidden, columns), precision in itertools.product(kernels, shapes, precisions):
         matrices = {"project": 1, "contract": 1, "ffn": 3}.get(kernel, 0)
         own = matrix_nbytes(precision, columns, hidden, transposed=kernel == "contract")
@@ -186,7 +186,7 @@ def cases_of(
     tokens: Sequence[int],
     rotation: Rotation,
 ) -> Iterator[Callable[[], list[Case]]]:
-    """Yields functions; each makes cases that share operands."""
+    """Yields functions. Each function makes cases that share operands."""
     for (hidden, columns), precision, kernel in itertools.product(shapes, precisions, kernels):
         # Elementwise kernels are f32 only, like activations.
         if kernel in (*_OF_WEIGHTS, "attention") or precision == precisions[0]:
@@ -240,7 +240,6 @@ def _ffn(block: _Block) -> MakeCase:
 
 
 def _attention(block: _Block) -> MakeCase:
-    """Makes cases whose tokens are the last of 2048 positions."""
     heads, kv_heads, width = heads_of(block.hidden)
     stored = KVFormat(block.precision, width)
     nbytes = cache_nbytes(block.hidden, block.precision)
@@ -263,7 +262,6 @@ def _attention(block: _Block) -> MakeCase:
 
 
 def _pages(stored: KVFormat, kv_heads: int, count: int) -> tuple[PageLayout, list[NDArray[np.int64]]]:
-    """Makes full caches of `count` sequences with pages in random order."""
     head_bytes = whole_pages(2 * PAGE_POSITIONS * stored.row_nbytes)
     pages = POSITIONS // PAGE_POSITIONS
     store_PB = torch.empty(count * pages, kv_heads * head_bytes, dtype=torch.uint8)

@@ -1,4 +1,4 @@
-"""Times kernels and, for comparison, torch's kernels, memory reads and the processor's peak."""
+"""Times kernels. For comparison, measures torch's kernels, memory reads and the processor's peak."""
 
 import itertools
 import time
@@ -31,7 +31,7 @@ _UNITS = {"K": 1 << 10, "M": 1 << 20}
 
 
 def last_level_cache_bytes() -> int:
-    """Returns the largest cache size that the system reports; the default is 32 MiB."""
+    """Returns the largest cache size that the system reports, or 32 MiB."""
     sizes = []
     for path in _CACHES.glob("index*/size"):
         text = path.read_text().strip()
@@ -48,7 +48,7 @@ class _Samples:
 
 
 class Bench:
-    """Measures cases and the machine's bounds. Without `library`, it times only torch."""
+    """Measures cases and the machine's bounds. Without `library`, measures only torch."""
 
     def __init__(self, library: KernelLibrary | None, buffer_bytes: int, say: Callable[[str], None]) -> None:
         self._library = library
@@ -58,7 +58,7 @@ class Bench:
     def measure(
         self, make: Callable[[], list[Case]], threads: Sequence[int], repeats: int
     ) -> list[dict[str, Any]]:
-        """Measures every case with each number in `threads`. Returns a JSON object for each measurement."""
+        """Measures the cases of `make()` with each number of `threads`. Returns a JSON object for each measurement."""
         found = []
         for case in make():
             for count in threads:

@@ -1,4 +1,4 @@
-"""One run of `tpiedge bench memory` and the report of all runs."""
+"""Runs the settings of `tpiedge bench memory` and reports all runs."""
 
 import mmap
 import time
@@ -42,7 +42,7 @@ class Budget:
         return max(need.total_bytes for need in self.plan.needs)
 
     def held(self, model: PreparedModel) -> list[tuple[Sweep, Placement]]:
-        """Returns the sweep of each node and the placement of its weights."""
+        """Returns each node's sweep and the placement of its weights."""
         sweeps = [Sweep.of(model.pack, share, rank == 0) for rank, share in enumerate(self.plan.shares)]
         pairs = zip(sweeps, self.plan.needs, strict=True)
         return [(sweep, placed(need.weights, sweep)) for sweep, need in pairs]
@@ -52,19 +52,19 @@ class Budget:
 
 
 def budgets(text: str, model: PreparedModel, layout: Layout, capacity: int) -> list[Budget]:
-    """Returns the settings that `text` names, smallest first. Raises UserError, OutOfMemory."""
+    """Returns the budgets in `text` ('min,40%,700MB'), smallest first. Raises UserError, OutOfMemory."""
     names = dict.fromkeys(item.strip().lower() for item in text.split(","))
     found = [_budget(name, model, layout, capacity) for name in names]
     return sorted(found, key=lambda budget: budget.nbytes)
 
 
 def whole(model: PreparedModel, layout: Layout, capacity: int) -> Budget:
-    """Plans a setting that holds all weights in memory. Raises OutOfMemory."""
+    """Plans a budget with all weights in memory. Raises OutOfMemory."""
     return _planned("all", model, replace(layout, keeping=Keeping(pin="all")), capacity)
 
 
 def smallest_budget(model: PreparedModel, layout: Layout, capacity: int) -> int:
-    """Returns the fewest bytes per node for a working plan, a multiple of 1 MiB."""
+    """Returns the fewest bytes per node, in whole MiB, with which a plan exists."""
 
     def works(nbytes: int) -> bool:
         try:
@@ -126,7 +126,7 @@ _IN_FLIGHT = 8
 
 
 def measure_sweep(pack: Pack, sweep: Sweep) -> DiskSpeed:
-    """Reads the sweep's pieces for 0.7 s. Raises ReadFault, UserError."""
+    """Measures reads of the sweep's pieces for 0.7 s. Raises ReadFault, UserError."""
     view = memoryview(mmap.mmap(-1, _IN_FLIGHT * _READ_BYTES))
     waiting: deque[Future[int]] = deque()
     done, started, last = 0, time.perf_counter(), 0.0
@@ -147,7 +147,6 @@ def measure_sweep(pack: Pack, sweep: Sweep) -> DiskSpeed:
 
 
 def _reads(pack: Pack, sweep: Sweep) -> Iterator[tuple[Path, int, int]]:
-    """Yields (file, offset, length) of each read."""
     for piece in sweep.pieces:
         offset, length = pack.layout(piece.key).matrix(piece.matrix).span(piece.units.start, piece.units.stop)
         for start in range(0, length, _READ_BYTES):
@@ -168,7 +167,7 @@ _PER_STEP = {
     "head_s": "head_s",
 }
 NodeSample = dict[str, float]
-"""A node's figures per token by the names of _PER_STEP, and its final memory."""
+"""A node's figures per step, by the names of _PER_STEP, and its memory at the end."""
 
 
 @dataclass(frozen=True)
@@ -204,7 +203,8 @@ def _node(before: Stats, after: Stats, steps: int) -> NodeSample:
 
 
 def measure_in_group(model: PreparedModel, budget: Budget, prompt_tokens: int, tokens: int) -> "SettingRun":
-    """Measures in a control group, limited to the sum of all nodes' budgets. The result has a sample or a failure."""
+    """Measures in a control group whose limit is the sum of all nodes' budgets. The result has a sample or a
+    failure."""
     limit_bytes, sample, failure = budget.nbytes * budget.layout.nodes, None, ""
     with memory_group(limit_bytes) as group:
         place = Place(prefix=("sh", "-c", ENTER, str(group.members_file)))
@@ -225,7 +225,7 @@ class GroupPeak:
 
 @dataclass(frozen=True)
 class SettingRun:
-    """A setting's sample or failure. `disk`: the disk's bytes per second before and after the run."""
+    """One run's sample or failure. `disk`: the disk's bytes per second before and after the run."""
 
     sample: Sample | None
     failure: str = ""
@@ -239,7 +239,7 @@ class SettingRun:
 
 
 def report(found: Sequence[Budget], runs: Mapping[str, Sequence[SettingRun]]) -> dict[str, Any]:
-    """Returns the measured part of the record. `runs` may have a further setting, for comparison."""
+    """Returns the measured part of the JSON record. `runs` may have one more setting, for comparison."""
     compute_s, source = _compute(runs)
     settings = {budget.name: _setting(budget, runs[budget.name], compute_s) for budget in found}
     return {

@@ -1,4 +1,4 @@
-"""Processes that only all-reduce. The bench is rank 0; other ranks run this module."""
+"""Runs processes that only all-reduce. The bench is rank 0. The other ranks run this module."""
 
 import gc
 import json
@@ -34,7 +34,7 @@ BEGUN, ENDED = 0, 1
 
 
 def main() -> NoReturn:
-    """Reads a job, prints this rank's address, then reads lower ranks' addresses."""
+    """Reads a job, prints this rank's address, reads lower ranks' addresses, and then serves."""
     job = json.loads(sys.stdin.buffer.readline())
     torch.set_num_threads(1)
     with ExitStack() as resources:
@@ -44,7 +44,6 @@ def main() -> NoReturn:
 
 
 def _linked(job: Mapping[str, Any], resources: ExitStack) -> tuple[Endpoint, Collection[int]]:
-    """Returns (endpoint of all links, ranks to which this rank connected)."""
     rank, keys = job["rank"], CurveKeys(job["public_key"], job["secret_key"])
     peer_keys = {int(peer): key for peer, key in job["peer_keys"].items()}
     links = TensorLinks(rank, keys, peer_keys, resources)
@@ -74,7 +73,7 @@ def _serve(endpoint: Endpoint, rank: int, size: int, reached: Collection[int]) -
 
 
 def confirm(group: Communicator, step: int, moment: int) -> None:
-    """Makes rank 0 wait for all ranks; the ranks call it before and after a survey."""
+    """Makes rank 0 wait for a call by every other rank. Called before and after a survey."""
     # Probes and parts of a step must not meet.
     for rank in range(1, group.size) if group.rank == 0 else (group.rank,):
         group.send_up(torch.zeros(1, 1), rank, Tag(step, moment, 0))
@@ -121,7 +120,7 @@ class ReduceCluster:
     def measure(
         self, collective: CollectiveName, payload_bytes: int, rounds: int, wire: WirePrecision = "f32"
     ) -> list[float]:
-        """Returns the seconds that each all-reduce of `payload_bytes` of f32 took. Raises PeerLost."""
+        """Returns the seconds of each of `rounds` all-reduces of `payload_bytes` of f32. Raises PeerLost."""
         self._step += 1
         elements = payload_bytes // 4
         plan = StepPlan(

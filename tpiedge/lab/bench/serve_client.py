@@ -1,5 +1,5 @@
-"""Streams requests to an OpenAI-compatible server in one thread. Parses bytes after the measurement, because client and
-server share processors."""
+"""Streams requests to an OpenAI-compatible server in one thread. Parses answers after the measurement, because client
+and server may share processors."""
 
 import contextlib
 import http.client
@@ -21,7 +21,7 @@ from tpiedge.sanitise import sanitised, sanitised_line
 ServePrompt = str | tuple[int, ...]
 
 Arrival = tuple[float, bytes]
-"""Arrival in seconds, and the bytes."""
+"""(Arrival in seconds, the bytes that arrived)."""
 
 _SILENT_S = 900.0
 """The longest wait for a byte."""
@@ -34,7 +34,7 @@ class _Unreadable(Exception):
 def read_answer(
     sent_s: float, pieces: Sequence[Arrival], ended_s: float, prompt_tokens: int, failure: str = ""
 ) -> TimedAnswer:
-    """Parses a `/v1/completions` stream. `failure`: the client's own error. The server's count replaces
+    """Parses a `/v1/completions` stream. `failure`: the client's own error. The server's count of the prompt replaces
     `prompt_tokens`."""
     arrivals: list[float] = []
     done, tokens = False, 0
@@ -165,7 +165,7 @@ class MeasuredServer:
     context_tokens: int | None
     vocabulary: int | None
     tells_ids: bool
-    """Whether the server sends token ids, so that tokens without text count."""
+    """Whether the server sends token ids, so that tokens without text can be counted."""
 
     @staticmethod
     def at(address: ServerAddress) -> "MeasuredServer":
@@ -182,7 +182,7 @@ class MeasuredServer:
         raise PeerError(f"/v1/models answers with HTTP status {status}: {sanitised_line(str(words), 200)}")
 
     def request(self, prompt: ServePrompt, tokens: int) -> bytes:
-        """Returns a greedy request for exactly `tokens` tokens."""
+        """Returns a greedy HTTP request for exactly `tokens` tokens."""
         body = {
             "model": self.model,
             "prompt": prompt,
@@ -207,7 +207,7 @@ class StreamedRequest:
         self.failure = ""
         self.pieces: list[Arrival] = []
         self.events = 0
-        """An estimate from the stream so far."""
+        """The estimated number of events so far."""
         self._prompt_tokens = prompt_tokens
 
     def feed(self, time_s: float, data: bytes) -> None:
@@ -220,7 +220,7 @@ class StreamedRequest:
 
 
 class Streams:
-    """Running requests to one server. A context manager, for one thread."""
+    """Sends requests to one server. A context manager for one thread."""
 
     def __init__(self, server: MeasuredServer, clock: Clock) -> None:
         self.server = server
@@ -271,7 +271,7 @@ class Streams:
                 self._end(exchange, key.fileobj)  # type: ignore[arg-type]
 
     def _read(self, exchange: StreamedRequest, connection: socket.socket) -> bool:
-        """Reads what has arrived. Returns whether the answer has ended."""
+        """Returns whether the answer has ended."""
         try:
             data = connection.recv(65536)
         except BlockingIOError:

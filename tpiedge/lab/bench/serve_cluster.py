@@ -46,7 +46,7 @@ main()
 
 @dataclass(frozen=True)
 class ClusterWish:
-    """Options of the master and the workers. A process without a place runs on this computer itself."""
+    """Options of the master and of each worker. A process without a place runs on this computer itself."""
 
     options: tuple[str, ...]
     workers: int
@@ -59,7 +59,7 @@ class ClusterWish:
 
 @contextmanager
 def own_cluster(wish: ClusterWish) -> Iterator[MeasuredServer]:
-    """Runs a server during the block. The caller must be in the first place's network. Raises PeerError,
+    """Runs a cluster for the block. The caller must be in the network of the first place. Raises PeerError,
     ResourceError."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tpiedge-bench-")))
@@ -87,7 +87,7 @@ class RunningProcess:
         self._log = log
 
     def check(self) -> None:
-        """Raises PeerError if the process has ended. The error tells the last line of its log."""
+        """Raises PeerError, with the last line of the log, if the process has ended."""
         status = self._process.poll()
         if status is not None:
             raise PeerError(f"{self._name} ended with status {status}: {self.last_words()}")

@@ -1,4 +1,4 @@
-"""Figures of a server's answers: latencies, gaps between tokens, rates. Pure."""
+"""Computes latencies, gaps between tokens and rates from a server's answers. Pure."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -10,7 +10,7 @@ from tpiedge.lab.bench.figures import spread
 
 _Repeat = TypeVar("_Repeat")
 Distribution = dict[str, float]
-"""Seconds by PERCENTILES and "max"."""
+"""Seconds by the names of PERCENTILES and "max"."""
 
 PERCENTILES = {"p50": 50, "p90": 90, "p99": 99}
 
@@ -36,8 +36,8 @@ class TimedAnswer:
 
 @dataclass(frozen=True, slots=True)
 class RoundFigures:
-    """Figures of a round. Times and rates leave out failed answers. `answering_tokens_per_s`: the rate while all
-    clients received tokens."""
+    """Figures of one load in one repeat. Failed answers add no latencies or tokens. `answering_tokens_per_s`: the rate
+    while all clients received tokens."""
 
     requests: int
     errors: int
@@ -51,7 +51,7 @@ class RoundFigures:
 
     @staticmethod
     def of(answers: Sequence[TimedAnswer], clients: int | None) -> "RoundFigures":
-        """Sums up `answers` (at least one). With `clients` None, the number of clients varies."""
+        """Sums up `answers` (at least one). `clients` None means that the number of clients varies."""
         whole = [answer for answer in answers if not answer.error]
         failed = [answer.error for answer in answers if answer.error]
         seconds = max(answer.ended_s for answer in answers) - min(answer.sent_s for answer in answers)
@@ -72,7 +72,7 @@ class RoundFigures:
 @dataclass(frozen=True, slots=True)
 class LongPromptFigures:
     """Figures of answers beside a long prompt. `normal_s`: gaps between tokens before the prompt was sent. `beside_s`:
-    gaps until the prompt's first token."""
+    gaps from then until the prompt's first token."""
 
     normal_s: Distribution
     beside_s: Distribution
@@ -104,7 +104,7 @@ def distribution(values: Sequence[float]) -> Distribution | None:
 
 
 def gaps_within(answers: Sequence[TimedAnswer], start_s: float, end_s: float) -> list[float]:
-    """Returns those gaps between tokens that overlap [start_s, end_s]."""
+    """Returns the gaps between tokens that overlap [start_s, end_s]."""
     return [
         later - earlier
         for answer in answers
@@ -127,7 +127,7 @@ def rate_while_all_answer(answers: Sequence[TimedAnswer], clients: int) -> float
 
 
 def _times_of(count: int, intervals: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Returns periods in which exactly `count` intervals overlap."""
+    """Returns the times at which exactly `count` intervals overlap."""
     changes = sorted([(start, 1) for start, _ in intervals] + [(end, -1) for _, end in intervals])
     overlapping, found = 0, []
     for (time_s, change), (next_s, _) in pairwise(changes):

@@ -1,4 +1,4 @@
-"""Repeats of `tpiedge bench serve`. A seed fixes prompts and arrivals."""
+"""Runs the repeats of `tpiedge bench serve`. A seed fixes prompts and arrivals."""
 
 import itertools
 import json
@@ -26,7 +26,7 @@ from tpiedge.lab.bench.serve_figures import (
 
 @dataclass
 class RandomPrompts:
-    """Prompts of random token ids below `vocabulary`. The prompts of `of` begin with the same `shared` tokens."""
+    """Makes prompts of random token ids below `vocabulary`. Prompts of `of` begin with the same `shared` tokens."""
 
     vocabulary: int
     shared: int
@@ -46,13 +46,13 @@ class RandomPrompts:
 
 
 def arrivals(rate: float, seed: int) -> Iterator[float]:
-    """Yields arrivals of a Poisson process, in seconds. `rate`: arrivals per second."""
+    """Yields the arrival times of a Poisson process, in seconds. `rate`: arrivals per second."""
     waits = random.Random(seed)
     return itertools.accumulate(waits.expovariate(rate) for _ in itertools.count())
 
 
 def parse_prompts(text: str, name: str) -> list[ServePrompt]:
-    """Reads a prompt from each line; a line is JSON or plain text. Raises UserError."""
+    """Reads a prompt from each line: JSON text, JSON token ids, or plain text. Raises UserError."""
     found = [_prompt(line) for line in text.splitlines() if line.strip()]
     if not found:
         raise UserError(f"{name} has no prompts: write one per line")
@@ -98,7 +98,7 @@ def by_clients(
 def at_random(
     streams: Streams, prompts: Sequence[ServePrompt], tokens: int, arrivals: Iterable[float]
 ) -> list[TimedAnswer]:
-    """Runs an open loop: sends requests at `arrivals`, in seconds."""
+    """Runs an open loop: sends each prompt at its arrival, in seconds from now."""
     started_s = streams.clock.now()
     found = []
     for prompt, arrival_s in zip(prompts, arrivals, strict=False):
@@ -111,7 +111,7 @@ def at_random(
 
 
 def ask_alone(streams: Streams, prompt: ServePrompt) -> float:
-    """Sends one prompt. Returns its tokens per second until the first token of the answer. Raises PeerError."""
+    """Sends one prompt. Returns the prompt's tokens per second until the answer's first token. Raises PeerError."""
     (answer,) = by_clients(streams, [prompt], 1, 1)
     return _prompt_rate(answer)
 
@@ -124,7 +124,7 @@ def _prompt_rate(answer: TimedAnswer) -> float:
 
 @dataclass(frozen=True)
 class LongPrompt:
-    """A long prompt and OTHERS answers that run beside it. `prompt` and `alone` have the same length. `prompt` is sent
+    """A long prompt, and OTHERS answers that run beside it. `prompt` and `alone` have the same length. `prompt` is sent
     when each of the first answers has `settled_tokens` tokens."""
 
     prompt: ServePrompt
@@ -151,7 +151,7 @@ def measure_long_prompt(streams: Streams, wanted: LongPrompt) -> LongPromptFigur
 def _answering(
     streams: Streams, beside: list[StreamedRequest], wanted: LongPrompt, done: Callable[[], bool]
 ) -> None:
-    """Starts another answer whenever one of `beside` ends, until `done`. Raises PeerError."""
+    """Replaces each of `beside` that ends, until `done`. Raises PeerError."""
     while not done():
         for ended in streams.wait():
             if ended not in beside:
@@ -179,7 +179,7 @@ _LONG_ANSWER = 2048
 
 @dataclass(frozen=True)
 class ServeLoad:
-    """Clients that wait for answers, or `rate` requests per second."""
+    """A load: clients that wait for answers, or `rate` requests per second."""
 
     clients: int | None
     rate: float | None = None
@@ -195,7 +195,8 @@ class ServeLoad:
 
 @dataclass(frozen=True)
 class ServeWish:
-    """A measurement. `prompts` replace random prompts. `shared`: how many first tokens all random prompts share."""
+    """Settings of a measurement. `prompts` replace random prompts. `shared`: the number of first tokens that random
+    prompts share."""
 
     loads: tuple[ServeLoad, ...]
     requests: int | None
@@ -216,7 +217,7 @@ class ServeWish:
 
 
 def check_wish(wish: ServeWish, context: int | None) -> None:
-    """Raises UserError if the wish is contradictory or exceeds `context`."""
+    """Raises UserError if `wish` is contradictory or exceeds `context`."""
     if wish.shared > wish.prompt_tokens:
         raise UserError(f"--shared-prefix {wish.shared} is more than --prompt-tokens {wish.prompt_tokens}")
     most = max(load.clients or 1 for load in wish.loads)
@@ -278,7 +279,6 @@ class _Measuring:
             raise PeerError(f"the server does not answer: {answer.error}")
 
     def measure(self, found: _Repeats, repeat: int) -> None:
-        """Adds a repeat to `found`. Raises PeerError if no request is answered."""
         self._say(f"repeat {repeat + 1} of {self._wish.repeats}")
         found.alone.append(ask_alone(self._streams, self._random.unlike(self._alone_tokens)))
         for load in self._wish.loads:

@@ -1,6 +1,8 @@
-"""Several devices on one Linux computer: namespaces or containers, linked with latency, rate, jitter and loss.
+"""Emulates devices on one Linux computer, with latency, rate, jitter and loss on their links. Public functions may
+raise UserError and ResourceError.
 
-`description` and `topology` describe a testbed. `testbed` makes namespaces with `state` and `isolation`; `running`
-opens them; `enter` runs a command on a device. `switch_process` forwards packets with `switch_native`; `switch` is its
-protocol. `containers` uses `docker_engine`; `container_agent` runs beside the switch. `measuring` measures both kinds.
+- `description` and `topology` describe a testbed. `measuring` measures it.
+- `testbed` makes namespaces with `state` and `isolation`. `running` opens them. `enter` runs a command on a device.
+- `containers` makes containers with `docker_engine`. `container_agent` runs beside the switch.
+- `switch_process` forwards packets with `switch_native`. `switch` has the plan and the protocol.
 """

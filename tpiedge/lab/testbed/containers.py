@@ -1,4 +1,4 @@
-"""A testbed of containers: one per device, and one with the switch.
+"""Brings up testbeds of containers: one for each device, and one for the switch.
 
 Needs a docker engine on Linux, here or in a virtual machine. Needs no root here.
 """
@@ -39,7 +39,7 @@ from tpiedge.units import counted
 
 @dataclass(frozen=True)
 class Containers:
-    """A snapshot of a testbed's containers. `devices`: device -> container."""
+    """A snapshot of a testbed's containers. `devices`: containers by device name."""
 
     name: str
     switch: Container | None
@@ -47,7 +47,7 @@ class Containers:
 
     @property
     def state(self) -> str:
-        """A word: up, starting, abandoned or broken (the switch ended)."""
+        """ "up", "starting", "abandoned", or "broken" (the switch has ended)."""
         if self.switch is None:
             return "abandoned"
         if self.switch.status == "created":
@@ -63,14 +63,14 @@ class Containers:
         return Topology(parse_description(text, f"the testbed {self.name}"))
 
     def topology_now(self, state: Mapping[str, Any]) -> Topology:
-        """Returns the topology with the changed links. `state`: the agent's answer, which has these links."""
+        """Returns the topology with the changed links. `state`: the agent's answer to "state"."""
         topology = self.topology
         for member, (up, down) in state["links"].items():
             topology = topology.with_links(member, Link(**up), Link(**down))
         return topology
 
     def connected(self, device: str) -> bool:
-        """Whether the device runs, and has its link."""
+        """Whether the device runs and has its link."""
         found = self.devices.get(device)
         return bool(found and self.switch and found.running and found.started < self.switch.started)
 
@@ -99,7 +99,7 @@ class DockerTestbeds:
         return sorted({container.labels[LABEL] for container in self._engine.found(LABEL)})
 
     def up(self, scenario: Scenario, say: Say) -> None:
-        """Brings a testbed up; a failed start leaves nothing behind. Raises UserError, ResourceError."""
+        """Brings a testbed up. A failed start leaves nothing behind."""
         name, description, engine = scenario.name, scenario.description, self._engine
         self._clear(name, say)
         engine.require_image(self._image)
@@ -122,12 +122,12 @@ class DockerTestbeds:
         return bool(found)
 
     def status(self, name: str) -> dict[str, Any] | None:
-        """Returns a record like that of `running.status_of`, with the keys for docker."""
+        """Returns a record like `running.status_of`; None without such a testbed."""
         found = self.find(name)
         return None if found is None else _status(self._engine, found)
 
     def change_link(self, name: str, member: str, change: Callable[[Link, Link], tuple[Link, Link]]) -> None:
-        """Replaces (up, down) of `member`'s uplink by `change(up, down)`."""
+        """Replaces both directions of `member`'s uplink by `change(up, down)`."""
         found = self._running(name)
         topology = found.topology_now(ask(self._engine, found, {"do": "state", "pids": {}}))
         known = topology.wired(member, found.name)
@@ -189,7 +189,7 @@ class DockerTestbeds:
 
 
 def in_containers(name: str) -> bool:
-    """Whether a testbed of containers has this name. Without an engine, the answer is False."""
+    """Whether a testbed of containers has this name; False without a docker engine."""
     try:
         return name in DockerTestbeds(ContainerEngine(2.0), "").names()
     except TpiedgeError:
@@ -213,7 +213,7 @@ class AttachedContainers:
         return self._topology.expected(source, target)
 
     def measure(self, source: str, target: str) -> Measured:
-        """Measures the path between two devices in the switch's container. Raises ResourceError."""
+        """Measures the path between two devices, from the switch's container."""
         found, addresses = self._found, self._topology.addresses
         devices = [
             {"name": name, "address": addresses[name], "pid": found.require(name).pid}
@@ -224,13 +224,13 @@ class AttachedContainers:
         return Measured(**ask(self._engine, found, request))
 
     def execute(self, device: str, command: Sequence[str]) -> int:
-        """Runs a command; returns its exit status. Raises UserError, ResourceError."""
+        """Runs a command on the device. Returns the exit status."""
         self._topology.description.device(device)
         return run_here(self._found.require(device).id, command)
 
 
 def ask(engine: ContainerEngine, found: Containers, request: Mapping[str, object]) -> dict[str, Any]:
-    """Runs container_agent.py and returns its answer. Raises the agent's UserError or ResourceError."""
+    """Runs container_agent. Returns its answer or raises its error."""
     if found.switch is None or not found.switch.running:
         raise ResourceError(
             f"the switch of the testbed {found.name} has ended: tpiedge testbed down {found.name}"

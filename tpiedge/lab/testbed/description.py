@@ -1,4 +1,4 @@
-"""A testbed as a tree of routers with devices as leaves, and its TOML file."""
+"""Describes a testbed as a tree: routers, and devices as leaves. Reads its TOML file."""
 
 import re
 import tomllib
@@ -21,8 +21,8 @@ _FOLDERS = tuple(Path(__file__).parents[up] / "configs" / "testbeds" for up in (
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One direction. Up to `jitter_s` is added to `latency_s`. `loss`: a fraction. `bytes_per_s`: None means no
-    limit."""
+    """One direction of a link. Up to `jitter_s` is added at random to `latency_s`. `loss`: a fraction. `bytes_per_s`:
+    None means no limit."""
 
     latency_s: float = 0.0
     jitter_s: float = 0.0
@@ -32,7 +32,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Router:
-    """`up` leads towards `uplink`. The root's links have no meaning."""
+    """`up` leads to `uplink`, `down` comes from it. The root has no uplink, and its links have no meaning."""
 
     name: str
     uplink: str | None
@@ -42,7 +42,7 @@ class Router:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A leaf of the tree. `swap_bytes` come on top of `memory_bytes`."""
+    """A leaf of the tree. None means no limit. `swap_bytes` come on top of `memory_bytes`."""
 
     name: str
     uplink: str
@@ -55,7 +55,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """A testbed. Ranks follow the file's order of devices."""
+    """A testbed. The order of `devices` is the order of ranks."""
 
     about: str
     routers: tuple[Router, ...]
@@ -66,7 +66,7 @@ class Description:
         return (*self.routers, *self.devices)
 
     def device(self, name: str) -> Device:
-        """Raises UserError for an unknown name."""
+        """Returns a device. Raises UserError for an unknown name."""
         found = next((device for device in self.devices if device.name == name), None)
         if found is None:
             names = ", ".join(device.name for device in self.devices)
@@ -82,13 +82,13 @@ class Scenario:
 
 
 def shipped_scenarios() -> dict[str, Path]:
-    """Returns name -> file, sorted by name."""
+    """Returns the built-in testbeds' files by name, sorted."""
     folder = next((folder for folder in _FOLDERS if folder.is_dir()), None)
     return {path.stem: path for path in sorted(folder.glob("*.toml"))} if folder else {}
 
 
 def load_scenario(given: str, name: str | None = None) -> Scenario:
-    """Loads a file or a shipped scenario. Raises UserError."""
+    """Loads a file or a built-in testbed."""
     path = Path(given)
     if "/" not in given and not given.endswith(".toml"):
         shipped = shipped_scenarios()
@@ -108,7 +108,7 @@ def load_scenario(given: str, name: str | None = None) -> Scenario:
 
 
 def check_name(name: str, what: str) -> str:
-    """Raises UserError unless `name` is fit for files, interfaces and control groups."""
+    """Returns `name`. Raises UserError unless it is fit for files, interfaces and control groups."""
     if not _NAME.fullmatch(name) or name in ("lo", "all", "default", "uplink"):
         raise UserError(
             f"{name[:40]!r} is no name for {what}: 1 to 15 of a-z, 0-9, '-' and '_', beginning with a letter"
@@ -117,19 +117,19 @@ def check_name(name: str, what: str) -> str:
 
 
 def parse_time(text: str) -> float:
-    """Parses '0.25 ms' as 0.00025 seconds. Raises UserError."""
+    """Parses '0.25 ms' as 0.00025 seconds."""
     units = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
     return _scaled(text, units, "a time; write it like 0.25 ms", (0.0, 10.0), "at most 10 s")
 
 
 def parse_rate(text: str) -> float:
-    """Parses '300 Mbit/s' as 37_500_000.0 bytes per second. Raises UserError."""
+    """Parses '300 Mbit/s' as 37_500_000.0 bytes per second."""
     words = "a rate; write it like 300 Mbit/s"
     return _scaled(text, _RATES, words, (1e3, 1e11), "1 kbit/s to 100 Gbit/s") / 8
 
 
 def parse_part(text: str, greatest: float = 0.9) -> float:
-    """Parses '1 %' as 0.01. Raises UserError."""
+    """Parses '1 %' as 0.01. Raises UserError above `greatest`."""
     words = "a part; write it like 1 %"
     return _scaled(text, {"%": 0.01}, words, (0.0, greatest), f"0 % to {format_part(greatest)}")
 
@@ -212,7 +212,6 @@ def _description(content: Mapping[str, Any]) -> Description:
 
 
 def _tables(content: Mapping[str, Any], kind: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yields each table of `kind`, as (its name for messages, table)."""
     tables = content.get(kind, [])
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         raise UserError(f"{kind} must be tables: [[{kind}]]")
@@ -256,7 +255,6 @@ def _device(place: str, table: Mapping[str, Any], defaults: Mapping[str, Any]) -
 
 
 def _uplink(place: str, table: Mapping[str, Any], defaults: Mapping[str, Any]) -> tuple[str, Link, Link]:
-    """Returns (uplink, link up, link down). `table` overrides `defaults`."""
     if not isinstance(table["uplink"], str):
         raise UserError(f"{place}: uplink must be the name of a router")
     up, down = (_link(place, way, table, defaults) for way in ("up_", "down_"))

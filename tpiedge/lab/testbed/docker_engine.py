@@ -1,4 +1,4 @@
-"""A docker engine, reached through the command `docker`, and a testbed's containers.
+"""Controls a docker engine through the command `docker`. Describes a testbed's containers.
 
 Labels are the only record, so any command can remove a testbed, even after a crash. The switch's labels have the
 description and the maker. The switch's container is made first and started last.
@@ -64,22 +64,22 @@ class Maker:
 
     @property
     def alive(self) -> bool:
-        """Whether the process lives. On another computer, the answer is False."""
+        """Whether the process lives; False for a process on another computer."""
         return self.node == platform.node() and self.process.alive
 
 
 def container_name(testbed: str, member: str) -> str:
-    """Joins both names, which have no dots."""
+    """Joins both names, which must have no dots."""
     return f"tpiedge.{testbed}.{member}"
 
 
 def device_spec(testbed: str, device: Device, processors: int) -> ContainerSpec:
-    """Describes a device's container. Leaves out a CPU limit of at least `processors`."""
+    """Describes a device's container. A CPU limit of `processors` or more is left out."""
     flags = ["--init"]
     if device.cpus is not None and device.cpus < processors:
         quota, period = cpu_quota_us(device.cpus)
         flags += [f"--cpu-quota={quota}", f"--cpu-period={period}"]
-    if device.memory_bytes is not None:  # the second one is both together
+    if device.memory_bytes is not None:  # the second one includes memory
         flags += [
             f"--memory={device.memory_bytes}b",
             f"--memory-swap={device.memory_bytes + device.swap_bytes}b",
@@ -90,7 +90,7 @@ def device_spec(testbed: str, device: Device, processors: int) -> ContainerSpec:
 
 
 def switch_spec(testbed: str, text: str, maker: Maker) -> ContainerSpec:
-    """Describes the switch's container. Put the plan into PLAN_FILE before the start."""
+    """Describes the switch's container. The caller puts the plan into PLAN_FILE before the start."""
     run = " ".join(("exec", *_PYTHON, "tpiedge.lab.testbed.switch_process", SOCKET, "<", PLAN_FILE))
     made_by = msgspec.json.encode(maker).decode()
     flags = (
@@ -121,7 +121,7 @@ def agent_command(request: Mapping[str, object]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Container:
-    """`status`: docker's word, like "running". `pid`: the first process, or 0. `started`: the time of the last start,
+    """A container. `status`: docker's word, like "running". `pid`: the first process, or 0. `started`: the last start,
     for comparisons."""
 
     id: str
@@ -163,7 +163,7 @@ class ContainerEngine:
             )
 
     def found(self, label: str) -> list[Container]:
-        """Returns all containers with the label "key" or "key=value"."""
+        """Returns all containers with `label`, which is "key" or "key=value"."""
         listed = self._docker("ps", "--all", "--quiet", "--no-trunc", f"--filter=label={label}").split()
         seen = (self._inspected(each) for each in listed)
         return [container for container in seen if container is not None]
@@ -177,7 +177,7 @@ class ContainerEngine:
             "--network=none",
             "--pull=never",
         ]
-        # Not the image's health check, which asks for a master or a worker; a log that can be read.
+        # The image's health check asks for a master or worker. Logs of json-file can be read.
         words += ["--no-healthcheck", "--log-driver=json-file", "--log-opt=max-size=1m"]
         words += [f"--label={key}={value}" for key, value in spec.labels.items()]
         ended = self._ended(*words, *spec.flags, f"--entrypoint={spec.command[0]}", image, *spec.command[1:])
@@ -264,7 +264,7 @@ def _check(ended: "subprocess.CompletedProcess[bytes]", doing: str) -> None:
 
 
 def run_here(container: str, command: Sequence[str]) -> int:
-    """Runs a command with this process's streams and signals. Returns its status."""
+    """Runs a command in a container with this process's streams and signals. Returns the exit status."""
     pid_file = f"/tmp/tpiedge-{secrets.token_hex(8)}"
     terminal = ("--tty",) if sys.stdin.isatty() and sys.stdout.isatty() else ()
     announced = ("sh", "-c", f'echo $$ > {pid_file}; exec "$@"', "sh", *command)
@@ -285,10 +285,10 @@ def run_here(container: str, command: Sequence[str]) -> int:
         signal.SIGUSR1,
         signal.SIGUSR2,
     ):
-        signal.signal(number, pass_on)  # of a terminal docker makes Ctrl-C a byte, which is the command's
+        signal.signal(number, pass_on)  # with a terminal, docker sends Ctrl-C to the command as a byte
     process = subprocess.Popen(
         ("docker", "exec", "--interactive", *terminal, container, *announced),
-        start_new_session=not terminal,  # docker itself is not to end by a signal that is the command's
+        start_new_session=not terminal,  # signals to the command must not end docker
     )
     try:
         status = process.wait()

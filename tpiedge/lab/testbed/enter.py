@@ -1,7 +1,7 @@
 """Becomes a command inside a device: `python -I -S enter.py NAMESPACE [MEMBERS...] -- COMMAND...`.
 
-NAMESPACE is a network namespace's file. MEMBERS are the files of control groups that take process ids. The process
-keeps its id, signals and standard input. This file imports only the standard library, to start fast.
+NAMESPACE is a network namespace's file. MEMBERS are the `cgroup.procs` files of control groups. The process keeps its
+id, signals and standard input. This file imports only the standard library, to start fast.
 """
 
 import ctypes

@@ -1,4 +1,4 @@
-"""Network namespaces and control groups (version 1 or 2) of devices. Linux, root.
+"""Makes network namespaces and control groups (version 1 or 2) of devices. Needs Linux and root.
 
 All groups lie below the topmost group that this process sees. Groups' names contain the testbed's name.
 """
@@ -24,7 +24,7 @@ _MNT_DETACH = 2
 
 
 def add_namespace(name: str) -> None:
-    """Makes a namespace with loopback up. Raises UserError, ResourceError."""
+    """Makes a namespace with loopback up."""
     for command in (("ip", "netns", "add", name), ("ip", "-n", name, "link", "set", "lo", "up")):
         try:
             ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=20.0)
@@ -37,10 +37,10 @@ def add_namespace(name: str) -> None:
 
 
 def remove_namespace(path: Path) -> None:
-    """Removes the name, if any. Processes keep the namespace. Raises OSError."""
+    """Removes a namespace's name, if it exists. Processes keep the namespace. Raises OSError."""
     if _libc().umount2(os.fsencode(path), _MNT_DETACH) and os.geteuid():
         raise PermissionError(ctypes.get_errno(), "removing a network namespace needs root", str(path))
-    path.unlink(missing_ok=True)  # where the name was made and not yet mounted, only that
+    path.unlink(missing_ok=True)  # a name may exist without a mount
 
 
 @contextlib.contextmanager
@@ -92,7 +92,7 @@ def _libc() -> ctypes.CDLL:
 
 
 def end_all(members: Callable[[], set[int]], polite_s: float) -> None:
-    """Ends all members but this process: SIGTERM, then SIGKILL after `polite_s`. Raises ResourceError."""
+    """Sends all members except this process SIGTERM, and SIGKILL after `polite_s`."""
     started = time.monotonic()
     signalled: set[int] = set()
     while running := members() - {os.getpid()}:
@@ -111,7 +111,7 @@ def end_all(members: Callable[[], set[int]], polite_s: float) -> None:
 
 
 def module_processes(module: str, argument: str) -> set[int]:
-    """Finds processes `... -m MODULE ARGUMENT` outside containers."""
+    """Returns the ids of processes `... -m MODULE ARGUMENT` outside containers."""
     wanted = [os.fsencode(word) for word in ("-m", module, argument)]
     processes = (Path("/proc", name) for name in os.listdir("/proc") if name.isdecimal())
     return {int(path.name) for path in processes if _arguments(path)[-3:] == wanted and _shares_run(path)}
@@ -139,7 +139,7 @@ def _signal(pids: set[int], number: signal.Signals) -> None:
 
 @dataclass(frozen=True)
 class GroupUse:
-    """A group's memory use. None means that the system does not count it."""
+    """A group's memory use. None means unknown, for `limit_bytes` also unlimited."""
 
     used_bytes: int | None
     peak_bytes: int | None
@@ -149,7 +149,7 @@ class GroupUse:
 
 @dataclass(frozen=True)
 class Controllers:
-    """The topmost folder of each controller, or None."""
+    """The topmost group of each controller; None without the controller."""
 
     cpu: Path | None
     cpu_version: int
@@ -177,7 +177,7 @@ class Controllers:
         return folders
 
     def limit_cpus(self, name: str, cpus: float) -> None:
-        """Raises OSError."""
+        """Limits a group's processors. Raises OSError."""
         if self.cpu is None:
             return
         quota, period = cpu_quota_us(cpus)
@@ -200,7 +200,7 @@ class Controllers:
         return GroupUse(None, None, None, 0)
 
     def members(self, name: str) -> set[int]:
-        """Returns the processes of the group and its subgroups."""
+        """Returns the process ids in the group and its subgroups."""
         groups = (group for folder in self.folders(name) for group in _tree(folder))
         return {pid for group in groups for pid in _pids_of(group)}
 
@@ -209,7 +209,7 @@ class Controllers:
         return {folder.name for top in tops for folder in top.glob(f"{prefix}*") if folder.is_dir()}
 
     def remove(self, name: str) -> None:
-        """Moves this process out, kills the other members, and removes the group. Raises ResourceError."""
+        """Moves this process out, kills the other members, and removes the group."""
         for folder in self.folders(name):
             _remove_group(folder)
 

@@ -1,4 +1,4 @@
-"""Measures round trips and TCP throughput of a running testbed. Linux, root.
+"""Measures round trips and TCP throughput of a running testbed. Needs Linux and root.
 
 This process makes all sockets, so the devices' own limits have no effect.
 """
@@ -45,7 +45,7 @@ class Measured:
 
 
 def measure_pair(source: End, target: End, more_s: float = 0.0) -> Measured:
-    """Measures a pair for 3 s. Each wait may take `more_s` longer. Raises ResourceError."""
+    """Measures a pair for about 3 s. Each wait may take `more_s` longer."""
     count = _RTTS if not more_s else max(5, min(_RTTS, int(4.0 / more_s)))
     times, lost = rtts_s(source, target, count, more_s)
     rate, ping = _payload_per_s(source, target, more_s), ping_rtt_s(source, target)
@@ -53,17 +53,17 @@ def measure_pair(source: End, target: End, more_s: float = 0.0) -> Measured:
 
 
 def expected_rtt_s(there: Expected, back: Expected) -> float:
-    """Returns the mean round trip, which has half of the jitter."""
+    """Returns the mean round trip, with half of the jitter."""
     return there.latency_s + back.latency_s + (there.jitter_s + back.jitter_s) / 2
 
 
 def longest_rtt_s(there: Expected, back: Expected) -> float:
-    """Returns the longest round trip through empty queues, which has all of the jitter."""
+    """Returns the longest round trip through empty queues, with all of the jitter."""
     return there.latency_s + back.latency_s + there.jitter_s + back.jitter_s
 
 
 def expected_payload(expected: Expected) -> float | None:
-    """Returns bytes per second of TCP payload, without headers."""
+    """Returns the bytes per second of TCP payload, without headers."""
     return None if expected.bytes_per_s is None else expected.bytes_per_s * (1500 - 52) / 1500
 
 
@@ -78,7 +78,7 @@ def rtts_s(source: End, target: End, count: int = _RTTS, more_s: float = 0.0) ->
         times = [found for number in range(count) if (found := _round_trip(here, there, number)) is not None]
     if not times:
         raise ResourceError(f"nothing arrives at {target.name} from {source.name}, or nothing comes back")
-    return times[1:] or times, count - len(times)  # the first one pays for what is set up on the way
+    return times[1:] or times, count - len(times)  # the first one includes setup
 
 
 def ping_rtt_s(source: End, target: End) -> float | None:

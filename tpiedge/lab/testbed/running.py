@@ -1,4 +1,4 @@
-"""Opens a testbed of namespaces; tells its devices and status. Linux, root."""
+"""Opens a testbed of namespaces. Reports its devices and status. Needs Linux and root."""
 
 import contextlib
 import math
@@ -38,7 +38,7 @@ from tpiedge.progress import say
 
 @dataclass(frozen=True)
 class RunningDevice(End):
-    """A device of a running testbed. `enter_command`: words to put before a command, so that it runs on the device."""
+    """A device of a running testbed. `enter_command`: a prefix that runs a command on the device."""
 
     enter_command: tuple[str, ...]
 
@@ -65,7 +65,7 @@ class RunningTestbed:
 
     @contextlib.contextmanager
     def inside(self, device: RunningDevice | str) -> Iterator[None]:
-        """Puts this thread into the device's network. New sockets and processes stay there."""
+        """Puts this thread into the device's network for the block. New sockets and processes stay there."""
         found = self.device(device) if isinstance(device, str) else device
         with contextlib.ExitStack() as stack:
             try:
@@ -76,12 +76,12 @@ class RunningTestbed:
 
     @property
     def links(self) -> Mapping[str, tuple[Link, Link]]:
-        """The current links: member -> (up, down)."""
+        """The current (up, down) of each member with an uplink."""
         members = self._made.topology.description.members
         return {member.name: (member.up, member.down) for member in members if member.uplink is not None}
 
     def set_all(self, links: Mapping[str, tuple[Link, Link]]) -> None:
-        """Changes the links of members to (up, down). Raises UserError, ResourceError."""
+        """Changes links. `links`: the new (up, down) by member."""
         for name, pair in links.items():
             self._made = change_link(self.name, name, partial(_both, *pair))
 
@@ -94,12 +94,12 @@ class RunningTestbed:
         return tuple(device.name for device in self.devices)
 
     def measure(self, source: str, target: str) -> Measured:
-        """Measures a pair for some seconds. Raises ResourceError."""
+        """Measures a pair for some seconds."""
         longest_s = longest_rtt_s(self.expected(source, target), self.expected(target, source))
         return measure_pair(self.device(source), self.device(target), longest_s)
 
     def execute(self, device: str, command: Sequence[str]) -> NoReturn:
-        """Replaces this process by the command on the device. Raises UserError."""
+        """Replaces this process by the command on the device."""
         where = self.device(device)
         sys.stdout.flush()
         sys.stderr.flush()
@@ -113,7 +113,7 @@ class RunningTestbed:
 def open_testbed(
     given: str, *, name: str | None = None, say: Callable[[str], object] = len
 ) -> Iterator[RunningTestbed]:
-    """Opens a running testbed, or brings one up for the block. Raises UserError, ResourceError."""
+    """Yields a running testbed, or brings one up for the block."""
     require_root()
     running = _running(given, name)
     if running is not None:
@@ -132,7 +132,7 @@ def _both(up: Link, down: Link, *_before: Link) -> tuple[Link, Link]:
 
 
 def describe(given: str) -> Description:
-    """Returns the description of the testbed that `open_testbed` opens. Raises UserError, for example without root."""
+    """Returns the description of the testbed that `open_testbed` opens."""
     require_root()
     running = _running(given, None)
     return running.topology.description if running is not None else load_scenario(given).description
@@ -146,14 +146,14 @@ def attach(name: str) -> RunningTestbed:
 
 
 def enter_command(name: str, device: str, namespace: Path) -> tuple[str, ...]:
-    """Returns words to put before a command, so that it runs on the device."""
+    """Returns a prefix that runs a command on the device."""
     groups = [folder / "cgroup.procs" for folder in Controllers.here().folders(f"{prefix_of(name)}{device}")]
     there = [str(members) for members in groups if members.exists()]
     return (sys.executable, "-I", "-S", enter.__file__, str(namespace), *there, "--")
 
 
 def status_of(made: TestbedState) -> dict[str, Any]:
-    """Returns the record of `status`. For docker, it has `container` instead of `namespace`, and no `totals`."""
+    """Returns the record of `status`. Docker's records have `container` instead of `namespace`, and no `totals`."""
     topology, namespaces = made.topology, namespaces_of(made)
     switch_pids = sorted(switches(made.name))
     counted: dict[str, Any] = {"links": {}, "totals": None}
@@ -213,7 +213,7 @@ def timing_over(round_trip_s: float, loss: float) -> Timing:
 
 
 def emulated(given: str, nodes: int | None) -> Devices:
-    """Returns the first `nodes` devices, or all without `nodes`. Raises UserError."""
+    """Returns the first `nodes` devices; None means all."""
     description = describe(given)
     devices = description.devices[:nodes]
     if nodes is not None and nodes > len(devices):

@@ -1,7 +1,7 @@
-"""A testbed's state while it exists, and who may change it. Linux.
+"""Stores and locks the state of testbeds of namespaces. Needs Linux.
 
-Names tell what belongs to a testbed: namespaces and control groups `tpiedge.NAME.*`, and the folder
-`/run/tpiedge/testbeds/NAME`. The state file is written first.
+A testbed has the namespaces and control groups `tpiedge.NAME.*` and the folder `/run/tpiedge/testbeds/NAME`. The state
+file is written first.
 """
 
 import contextlib
@@ -46,8 +46,8 @@ class Owner:
 
 @dataclass(frozen=True)
 class TestbedState:
-    """`maker` brings the testbed up. If the testbed has an `owner`, it lasts until that process ends. `links`: member
-    -> changed (up, down)."""
+    """A testbed's state. `maker` brings the testbed up. With an `owner`, the testbed lasts until the owner ends.
+    `links`: changed (up, down) by member."""
 
     name: str
     text: str
@@ -66,7 +66,7 @@ class TestbedState:
 
     @property
     def abandoned(self) -> bool:
-        """Whether the maker or owner is gone, or the computer restarted."""
+        """Whether the computer restarted, the maker ended before `ready`, or the owner ended."""
         if self.boot != _boot():
             return True
         keeper = self.owner if self.ready else self.maker
@@ -115,7 +115,7 @@ def prefix_of(name: str) -> str:
 
 @contextlib.contextmanager
 def locked(limit_s: float = 60.0) -> Iterator[None]:
-    """Holds the lock of all testbeds during the block. Raises UserError; raises ResourceError after `limit_s`."""
+    """Holds the lock of all testbeds during the block. Raises UserError without root, ResourceError after `limit_s`."""
     require_root()
     ROOT.mkdir(parents=True, exist_ok=True, mode=0o700)
     deadline = time.monotonic() + limit_s
@@ -139,7 +139,7 @@ def _boot() -> str:
 
 
 def _started(pid: int) -> float | None:
-    """Returns when a process started, or None without the process. Linux counts ticks since boot."""
+    """Returns when a process started; None without the process. Linux counts ticks since boot."""
     if sys.platform != "linux":
         try:
             return psutil.Process(pid).create_time()
@@ -149,6 +149,6 @@ def _started(pid: int) -> float | None:
         text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:
         return None
-    state, *fields = text.rpartition(")")[2].split()  # what is before may have spaces and brackets
+    state, *fields = text.rpartition(")")[2].split()  # the name before may have spaces and brackets
     # A zombie, or dead.
     return None if state in ("Z", "X") else float(fields[18])

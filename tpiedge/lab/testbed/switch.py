@@ -1,4 +1,4 @@
-"""The switch's plan, and both ends of its socket. Messages are lines of JSON."""
+"""The switch's plan, and both ends of its control socket. Messages are lines of JSON."""
 
 import contextlib
 import json
@@ -19,7 +19,7 @@ from tpiedge.errors import ResourceError, TpiedgeError, UserError
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """A device's only network interface, made in `namespace`."""
+    """A device's only network interface. `namespace`: the file of the device's network namespace."""
 
     device: str
     namespace: str
@@ -28,8 +28,8 @@ class Port:
 
 @dataclass(frozen=True, slots=True)
 class SwitchLink:
-    """One direction of a link. Up to `jitter_s` is added to the latency; packets stay in order. `loss`: a fraction.
-    `bytes_per_s`: None means no limit. With a limit, at most `queue_bytes` wait."""
+    """One direction of a link. Up to `jitter_s` is added at random to the latency; packets stay in order. `loss`: a
+    fraction. `bytes_per_s`: None means no limit. With a limit, at most `queue_bytes` wait."""
 
     name: str
     latency_s: float
@@ -41,7 +41,7 @@ class SwitchLink:
 
 @dataclass(frozen=True, slots=True)
 class SwitchPlan:
-    """`paths[source][target]`: indices of `links`, in a packet's order."""
+    """A switch's ports and links. `paths[source][target]`: indices of `links`, in a packet's order."""
 
     ports: tuple[Port, ...]
     links: tuple[SwitchLink, ...]
@@ -53,7 +53,7 @@ class SwitchPlan:
 
     @staticmethod
     def from_json(text: str) -> "SwitchPlan":
-        """Parses a plan. Raises UserError unless `to_json` wrote `text`."""
+        """Parses a result of `to_json`. Raises UserError for other text."""
         try:
             return msgspec.json.decode(text, type=SwitchPlan)
         except ValueError as error:
@@ -65,17 +65,17 @@ SwitchAnswer = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 class SwitchClient:
-    """Asks a switch and waits at most 5 s for its answer. Raises UserError, ResourceError."""
+    """Asks a switch and waits at most 5 s for its answer."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def counters(self) -> dict[str, Any]:
-        """Returns `links` (LINK_COUNTERS by link name) and `totals` (TOTALS)."""
+        """Returns the result of NativeSwitch.counters."""
         return self._ask({"do": "counters"})
 
     def set_links(self, links: Mapping[str, Mapping[str, float | None]]) -> None:
-        """Changes fields of each SwitchLink, by link name. Blocks until the changes are in force."""
+        """Changes fields of SwitchLinks, by link name. Blocks until the changes are in force."""
         self._ask({"do": "set", "links": {name: dict(changes) for name, changes in links.items()}})
 
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -134,8 +134,8 @@ class _SwitchConnection(socketserver.StreamRequestHandler):
 
 @contextlib.contextmanager
 def listening(path: Path, answer: SwitchAnswer) -> Iterator[None]:
-    """Listens for requests of this user. Other threads call `answer`, one request at a time. Raises UserError."""
-    path.unlink(missing_ok=True)  # a killed switch has left it: who starts one holds the testbed's lock
+    """Answers this user's requests at `path`. Other threads call `answer`, one request at a time."""
+    path.unlink(missing_ok=True)  # left by a killed switch; the caller holds the testbed's lock
     before = os.umask(0o177)
     try:
         server = _SwitchServer(path, answer)

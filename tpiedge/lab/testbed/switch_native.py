@@ -1,4 +1,4 @@
-"""The switch's native library (`native/`). Linux."""
+"""Calls the switch's native library (`native/`). Needs Linux."""
 
 import ctypes
 import functools
@@ -57,7 +57,7 @@ class _SwitchPort(ctypes.Structure):
 
 @functools.cache
 def switch_library() -> ctypes.CDLL:
-    """Raises UserError if the library cannot be loaded."""
+    """Returns the library. Raises UserError if it cannot be loaded."""
     path = find_library(Path(__file__).parent)
     if path is None:
         raise UserError(
@@ -78,7 +78,7 @@ def switch_library() -> ctypes.CDLL:
 
 class NativeSwitch:
     """A switch over the descriptors `taps`, which the caller closes after the switch. `run` blocks without the GIL.
-    During `run`, other threads may call all methods but `close`."""
+    During `run`, other threads may call all methods except `close`."""
 
     def __init__(self, plan: SwitchPlan, taps: Sequence[int]) -> None:
         self._library = switch_library()
@@ -108,13 +108,13 @@ class NativeSwitch:
         self._library.tpiedge_switch_stop(self._handle)
 
     def change(self, link: SwitchLink) -> None:
-        """Changes a link; blocks until the change is in force."""
+        """Changes a link. Blocks until the change is in force."""
         index, settings = self._links[link.name], ctypes.byref(_settings(link))
         if not self._library.tpiedge_switch_change(self._handle, index, settings, _CHANGE_TIMEOUT_MS):
             raise ResourceError(f"the switch did not take the change of link {link.name!r} within 2 s")
 
     def counters(self) -> dict[str, Any]:
-        """Returns `links` (LINK_COUNTERS by link name) and `totals` (TOTALS)."""
+        """Returns "links" (LINK_COUNTERS by link name) and "totals" (TOTALS)."""
         values = (_size * len(LINK_COUNTERS))()
         links = {}
         for name, index in self._links.items():
@@ -142,7 +142,7 @@ def _settings(link: SwitchLink) -> _Link:
 
 
 def _paths(plan: SwitchPlan) -> list[int]:
-    """Returns, for each pair, the number of links and their indices; -1 means no path."""
+    """Returns, for each pair, the number of links and their indices. -1 means no path."""
     numbers: list[int] = []
     for source in plan.ports:
         for target in plan.ports:

@@ -1,7 +1,7 @@
-"""The switch's process: `python -m tpiedge.lab.testbed.switch_process SOCKET`. Linux.
+"""The switch's process: `python -m tpiedge.lab.testbed.switch_process SOCKET`. Needs Linux.
 
-The process reads a SwitchPlan, makes the devices' interfaces and prints `ready`. Then it forwards packets until SIGTERM
-or SIGINT, and answers on SOCKET. After a failure, it prints `error: ...` and ends with status 1.
+The process reads a SwitchPlan from standard input, makes the devices' interfaces and prints `ready`. Then it forwards
+packets and answers on SOCKET until SIGTERM or SIGINT. After a failure, it prints `error: ...` and ends with status 1.
 
 Each interface is a TAP device in its device's namespace. ARP and IPv6 are off, so only programs send packets.
 """
@@ -45,7 +45,7 @@ _QUEUE_PACKETS: Final = 8192
 
 
 class Switch:
-    """The interfaces and the forwarding thread. A context manager. Raises UserError."""
+    """Makes the interfaces, and forwards packets in a thread. A context manager."""
 
     def __init__(self, plan: SwitchPlan) -> None:
         self._plan = plan
@@ -109,7 +109,7 @@ class Switch:
 
 @contextlib.contextmanager
 def _open_port(port: Port, mac: bytes) -> Iterator[int]:
-    """Makes an interface and yields its nonblocking descriptor. Raises UserError."""
+    """Makes an interface and yields its nonblocking descriptor."""
     try:
         with inside(Path(port.namespace)):
             tap = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)

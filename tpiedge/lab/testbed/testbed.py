@@ -1,6 +1,6 @@
-"""Brings testbeds of namespaces up and down, one command at a time. Linux, root.
+"""Brings testbeds of namespaces up and down, one command at a time. Needs Linux and root.
 
-The network is a separate process: see switch.py.
+A separate process forwards packets: see switch_process.py.
 """
 
 import contextlib
@@ -38,8 +38,7 @@ _REMOVED = "removed what an earlier command left of {}"
 
 
 def up(scenario: Scenario, say: Say, owner: Owner | None = None) -> TestbedState:
-    """Brings a testbed up; a failed start leaves nothing behind. Also removes testbeds whose owners are dead. Raises
-    UserError, ResourceError."""
+    """Brings a testbed up. A failed start leaves nothing behind. Also removes testbeds whose owners have ended."""
     name = scenario.name
     with locked():
         _clear_orphans(say)
@@ -57,8 +56,8 @@ def up(scenario: Scenario, say: Say, owner: Owner | None = None) -> TestbedState
 
 
 def down(name: str, owner: Owner | None = None) -> bool:
-    """Removes a testbed with its processes. If `owner` is given, spares a testbed of another owner. Returns whether
-    anything was removed. Raises UserError, ResourceError."""
+    """Removes a testbed and ends its processes. With `owner`, spares a testbed of another owner. Returns whether
+    anything was removed."""
     check_name(name, "a testbed")
     with locked():
         if owner is not None and (found := read_state(name)) is not None and found.owner != owner:
@@ -67,7 +66,7 @@ def down(name: str, owner: Owner | None = None) -> bool:
 
 
 def known_names() -> list[str]:
-    """Returns names of all testbeds, leftovers included."""
+    """Returns the names of all testbeds, leftovers included."""
     marked = {path.name for path in NAMESPACES.glob("tpiedge.*.*")} if NAMESPACES.is_dir() else set()
     marked |= Controllers.here().found("tpiedge.")
     made = {*state.names(), *(parts[1] for name in marked if len(parts := name.split(".")) == 3)}
@@ -75,7 +74,7 @@ def known_names() -> list[str]:
 
 
 def change_link(name: str, member: str, change: Callable[[Link, Link], tuple[Link, Link]]) -> TestbedState:
-    """Replaces (up, down) of `member`'s uplink by `change(up, down)`. Raises UserError, ResourceError."""
+    """Replaces both directions of `member`'s uplink by `change(up, down)`."""
     with locked():
         found = read_state(name)
         if found is None or found.abandoned or not found.ready:

@@ -1,4 +1,4 @@
-"""Paths between a testbed's devices, and their expected quality. Pure."""
+"""Computes paths between a testbed's devices and their expected quality. Pure."""
 
 import itertools
 import math
@@ -14,7 +14,7 @@ from tpiedge.lab.testbed.switch import Port, SwitchLink, SwitchPlan
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """The path between two devices. Up to `jitter_s` is added to `latency_s`. `bytes_per_s`: None means no limit."""
+    """A path between two devices. Up to `jitter_s` is added at random. `bytes_per_s`: None means no limit."""
 
     latency_s: float
     jitter_s: float
@@ -47,7 +47,7 @@ class Topology:
         return Topology(replace(known, routers=tuple(routers), devices=tuple(devices)))
 
     def ascent(self, name: str) -> tuple[str, ...]:
-        """Returns members from `name` to the root, both included."""
+        """Returns the members from `name` to the root, both included."""
         passed = [name]
         while (uplink := self.members[passed[-1]].uplink) is not None:
             passed.append(uplink)
@@ -92,7 +92,7 @@ class Topology:
         )
 
     def switch_changes(self, name: str) -> dict[str, dict[str, float | None]]:
-        """Returns settings for a switch: both directions of the member's link."""
+        """Returns both directions of the member's link, for SwitchClient.set_links."""
         return {f"{name} {way}": _settings(self.link(name, way)) for way in ("up", "down")}
 
     def wired(self, name: str, testbed: str) -> Router | Device:
@@ -105,7 +105,7 @@ class Topology:
 
 
 def links_of(topology: Topology, counted: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Returns both directions of all links. `counted`: counters by link names like "laptop up"."""
+    """Returns records of both directions of all links. `counted`: counters by link names like "laptop up"."""
     return [
         {"member": member.name, "uplink": member.uplink, "way": way}
         | asdict(topology.link(member.name, way))

@@ -1,1 +1,1 @@
-"""The verbs bench, eval, testbed and trace; `flags` has shared flags."""
+"""The commands bench, eval, testbed and trace. `flags` has shared flags."""

@@ -1,4 +1,4 @@
-"""`tpiedge bench`: measures this computer. Only numbers of one run can be compared."""
+"""The command `tpiedge bench`. Numbers of different runs cannot be compared."""
 
 import click
 
@@ -18,7 +18,7 @@ class _SpeedByDefault(ListingGroup):
 
 @click.group(cls=_SpeedByDefault)
 def bench() -> None:
-    """Measure this computer; without a command: its speed, within about 20 seconds."""
+    """Measure this computer; without a command, its decode speed in about 20 seconds."""
 
 
 bench.add_command(allreduce)

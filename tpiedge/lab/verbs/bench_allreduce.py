@@ -1,4 +1,4 @@
-"""`tpiedge bench allreduce`: all-reduce times of every collective, beside the prediction."""
+"""The command `tpiedge bench allreduce`."""
 
 import contextlib
 import itertools
@@ -40,8 +40,10 @@ class _Case:
 
 
 @click.command()
-@click.option("--nodes", default="2,4", show_default=True, help="Cluster sizes, comma-separated.")
-@click.option("--bytes", "sizes", default="4,8192,16384,32768,262144", show_default=True, help="Payloads.")
+@click.option("--nodes", default="2,4", show_default=True, help="Numbers of nodes, a list.")
+@click.option(
+    "--bytes", "sizes", default="4,8192,16384,32768,262144", show_default=True, help="Payload sizes, a list."
+)
 @click.option(
     "--collective", "names", default="all", show_default=True, help="all, or a list: star,mesh,two-shot."
 )
@@ -63,10 +65,10 @@ def allreduce(
     repeats: int,
     as_json: bool,
 ) -> None:
-    """Latency of an all-reduce among processes on this computer, over encrypted links.
+    """Measure the latency of an all-reduce among processes of this computer, over encrypted links.
 
-    Every repeat measures everything once, in the same processes. Latencies in the output are one way. Rank 0 is this
-    process: over a testbed it has the first device's network, but not its limits.
+    Every repeat measures each combination once, in the same processes. Link latencies in the output are one way. Rank 0
+    is this process. In a testbed it has the first device's network, but no limits.
     """
     counts = integers("--nodes", nodes, 2, 64)
     payloads = integers("--bytes", sizes, 4, 16 << 20)
@@ -113,7 +115,7 @@ def _measure(
     rounds: int,
     repeats: int,
 ) -> list[dict[str, Any]]:
-    # Only here: rank 0 of this benchmark is this process, so it needs torch, which no other verb's process loads.
+    # Rank 0 is this process, so it needs torch, which no other verb's process loads.
     from tpiedge.lab.bench.reduce_cluster import ReduceCluster
 
     found: dict[tuple[LinkSetting, _Case], list[dict[str, Any]]] = {}

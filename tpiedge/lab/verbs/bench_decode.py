@@ -1,4 +1,4 @@
-"""`tpiedge bench decode`: prefill and decode speed of several clusters and links."""
+"""The command `tpiedge bench decode`."""
 
 import itertools
 import json
@@ -67,7 +67,6 @@ class _Bench:
     testbed: RunningTestbed | None
 
     def measure(self, setting: _Setting) -> dict[str, Any]:
-        """Warms up, prefills the prompt, then decodes one token per step."""
         # All weights stay resident: with streaming, "layers_s_per_token" would lack the head's waits.
         layout, capacity = setting.layout(self.described), self.prompt_tokens + self.tokens
         plan = plan_cluster(self.model, layout, capacity)
@@ -92,7 +91,6 @@ class _Bench:
         } | _counted(before, after, s_per_token)
 
     def describe(self, setting: _Setting) -> dict[str, Any]:
-        """Returns the setting and its least network time per token."""
         latency_s, rate = setting.links.over(self.testbed)
         reduces = 2 * self.model.config.num_layers if setting.nodes > 1 else 0
         return {
@@ -108,9 +106,7 @@ class _Bench:
 
 @click.command()
 @model_option
-@click.option(
-    "--settings", default="1x2,2x1", show_default=True, help="NODESxTHREADS, measured in alternation."
-)
+@click.option("--settings", default="1x2,2x1", show_default=True, help="NODESxTHREADS, a list.")
 @click.option(
     "--collective", "names", default="auto", show_default=True, help="A list: auto,star,mesh,two-shot."
 )
@@ -141,9 +137,9 @@ def decode(
     as_json: bool,
     cache: Path | None,
 ) -> None:
-    """Prefill and decode speed of clusters of different sizes, and over different links of a testbed.
+    """Measure prefill and decode speed of clusters of different sizes, and over different links of a testbed.
 
-    Every repeat measures each combination once, each in a fresh cluster, with one request to warm up.
+    Every repeat measures each combination once, in a new cluster, after one request to warm up.
     """
     collectives: Sequence[Any] = names.split(",")
     wires: Sequence[Any] = wire.split(",")

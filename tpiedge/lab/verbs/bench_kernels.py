@@ -1,4 +1,4 @@
-"""`tpiedge bench kernels`: kernels beside the bounds of memory and processor."""
+"""The command `tpiedge bench kernels`."""
 
 import itertools
 import json
@@ -29,12 +29,12 @@ _SHAPE = re.compile(r"(\d{1,6})x(\d{1,6})", re.ASCII)
     "--shapes",
     default="4096x11008",
     show_default=True,
-    help="HIDDENxFFN, a list: project is hidden to FFN (gate, up), contract FFN to hidden (down).",
+    help="HIDDENxFFN, a list. project maps hidden to FFN (gate, up), contract maps FFN to hidden (down).",
 )
-@click.option("--tokens", default="1,2,4,8,16,128,512", show_default=True, help="Tokens of the step, a list.")
-@click.option("--precisions", default="f32,bf16,q8,q4", show_default=True, help="Of weights or the KV cache.")
-@click.option("--threads", help="Thread counts.  [default: 1, and the cores that this process may use]")
-@click.option("--kernels", "names", default=",".join(_KERNELS), show_default=True, help="A list.")
+@click.option("--tokens", default="1,2,4,8,16,128,512", show_default=True, help="Tokens of a step, a list.")
+@click.option("--precisions", default="f32,bf16,q8,q4", show_default=True, help="Weight or KV precisions.")
+@click.option("--threads", help="Numbers of threads.  [default: 1, and the cores that this process may use]")
+@click.option("--kernels", "names", default=",".join(_KERNELS), show_default=True, help="Kernels, a list.")
 @click.option("--repeats", type=click.IntRange(1, 100), default=3, show_default=True, help="Per case.")
 @json_option
 @click.option(
@@ -50,10 +50,10 @@ def kernels(
     as_json: bool,
     png: Path | None,
 ) -> None:
-    """Time, bytes and operations per second of the kernels.
+    """Measure time, bytes per second and operations per second of the kernels.
 
-    Every repeat also measures how fast as many threads read memory and multiply in registers, and how fast torch
-    computes the same in f32 and bf16. Weights are rotated so that they come from memory, as in a model.
+    Every repeat also measures memory reads, multiplications in registers, and torch's kernels for f32 and bf16. The
+    calls use copies of the weights in turn, so that weights come from memory, as in a model.
     """
     wanted = _shapes(shapes)
     chosen, given = names.split(","), precisions.split(",")

@@ -1,4 +1,4 @@
-"""`tpiedge bench memory`: decode speed for several sizes of memory."""
+"""The command `tpiedge bench memory`."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -103,13 +103,13 @@ def _print_summary(record: Mapping[str, Any]) -> None:
     "wanted",
     default="window,25%,50%,75%,all",
     show_default=True,
-    help="Memory per node, in alternation: min (the least that works), window (nothing pinned), 700MB, "
+    help="Memory per node, a list of: min (the least that works), window (nothing pinned), 700MB, "
     "40% (of the way from min to all), all.",
 )
 @click.option("--prompt-tokens", type=click.IntRange(1, 8192), default=8, show_default=True)
 @click.option("--tokens", type=click.IntRange(2, 4096), default=12, show_default=True)
 @repeats_option
-@click.option("--cgroup", is_flag=True, help="Run each setting in a control group of its size (Linux, root).")
+@click.option("--cgroup", is_flag=True, help="Run each size in a control group. Needs Linux and root.")
 @json_option
 @cache_option
 def memory(
@@ -128,9 +128,9 @@ def memory(
     as_json: bool,
     cache: Path | None,
 ) -> None:
-    """Decode speed of weights that stream from disk, for several sizes of memory.
+    """Measure decode speed with weights that stream from disk, for several sizes of memory.
 
-    Every repeat measures each setting once, each in a fresh cluster, between two measurements of the disk.
+    Every repeat measures each size once, in a new cluster, between two measurements of the disk.
     """
     # The same split in every setting: by itself the planner would move weights to nodes with more room.
     layout = Layout(nodes, shares or ",".join(["1"] * nodes), threads, None)
@@ -164,7 +164,6 @@ def memory(
 
 
 def _everything(found: Sequence[Budget], model: PreparedModel, layout: Layout, capacity: int) -> list[Budget]:
-    """Plans a setting without streaming, unless `found` already has such a setting."""
     if any(not budget.streams(model) for budget in found):
         return []
     try:

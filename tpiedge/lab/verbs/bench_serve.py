@@ -1,4 +1,4 @@
-"""`tpiedge bench serve`: measures a server as clients see it."""
+"""The command `tpiedge bench serve`."""
 
 import json
 from collections.abc import Iterator
@@ -112,14 +112,16 @@ _NAMES = {"testbed_name": "--testbed", "kv": "--kv-precision"}
 
 @click.command()
 @optional_model_option
-@click.option("--url", help="Measure a server that runs already, of tpiedge or another one of OpenAI's API.")
-@click.option("--api-key", envvar="TPIEDGE_API_KEY", help="API key of that server.")
+@click.option("--url", help="Measure this running server, of tpiedge or another one with OpenAI's API.")
+@click.option("--api-key", envvar="TPIEDGE_API_KEY", help="API key of the server at --url.")
 @click.option(
-    "--concurrency", default="1,4,16", show_default=True, help="Clients that wait for their answers: a list."
+    "--concurrency", default="1,4,16", show_default=True, help="Numbers of waiting clients, a list."
 )
-@click.option("--rate", type=Number(0.001, 1000), help="Random requests per second, instead of clients.")
+@click.option("--rate", type=Number(0.001, 1000), help="Requests per second, at random, instead of clients.")
 @click.option(
-    "--requests", type=click.IntRange(1, 10_000), help="Requests per repeat.  [default: two for each client]"
+    "--requests",
+    type=click.IntRange(1, 10_000),
+    help="Requests per load and repeat.  [default: 2 per client, at least 4; 32 with --rate]",
 )
 @click.option("--prompt-tokens", type=click.IntRange(1, _MOST), default=128, show_default=True)
 @click.option(
@@ -135,23 +137,23 @@ _NAMES = {"testbed_name": "--testbed", "kv": "--kv-precision"}
 @click.option(
     "--prefill-tokens",
     type=click.IntRange(1, _MOST),
-    help="Tokens of the prompt that is computed alone.  [default: 512]",
+    help="Tokens of the prompt that is sent alone.  [default: 512, or --prompt-tokens if more]",
 )
 @click.option(
-    "--long-prompt", type=click.IntRange(2, _MOST), help="Also a prompt of this many tokens beside 3 answers."
+    "--long-prompt", type=click.IntRange(2, _MOST), help="Add a prompt of this many tokens beside 3 answers."
 )
 @repeats_option
 @click.option(
     "--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of prompts and arrivals."
 )
 @click.option(
-    "--workers", type=click.IntRange(0, 63), help="Number of workers.  [default: 0, or a testbed's devices]"
+    "--workers", type=click.IntRange(0, 63), help="Workers.  [default: 0, or a testbed's other devices]"
 )
 @click.option(
-    "--threads", type=click.IntRange(1, 1024), help="Threads of each machine.  [default: the cores, divided]"
+    "--threads", type=click.IntRange(1, 1024), help="Threads per machine.  [default: cores / machines]"
 )
-@click.option("--memory", type=MEMORY, help="Limit per machine; weights that do not fit stream from disk.")
-@click.option("--context", type=click.IntRange(1), help="As of `tpiedge master`, like the next three.")
+@click.option("--memory", type=MEMORY, help="Memory per machine. Weights that do not fit stream from disk.")
+@click.option("--context", type=click.IntRange(1), help="See `tpiedge master`, also for the next three.")
 @click.option("--parallel", type=click.IntRange(1))
 @click.option("--kv-tokens", type=click.IntRange(1))
 @click.option("--speculate")
@@ -161,7 +163,7 @@ _NAMES = {"testbed_name": "--testbed", "kv": "--kv-precision"}
 @wire_option
 @testbed_option
 @click.option("--latency", type=Number(0, 1e6), help="One-way latency between devices of the testbed, in ms.")
-@click.option("--link-rate", type=Number(0, 1e6), help="Rate of the testbed's links in Mbit/s; 0: no limit.")
+@click.option("--link-rate", type=Number(0, 1e6), help="Rate of the links in Mbit/s; 0 means no limit.")
 @json_option
 @cache_option
 def serve(
@@ -197,10 +199,10 @@ def serve(
     as_json: bool,
     cache: Path | None,
 ) -> None:
-    """Measure what clients see of a server: waits, gaps between tokens, tokens per second.
+    """Measure a server as clients see it: time to the first token, gaps between tokens, tokens per second.
 
-    It starts `tpiedge master` with MODEL, or measures the server at --url. Every repeat first computes a prompt alone,
-    then takes each load in turn. All prompts differ; answers are greedy and do not end before --tokens.
+    Starts `tpiedge master` with MODEL, or measures the server at --url. Every repeat first sends a prompt alone, then
+    each load in turn. All random prompts differ. Answers are greedy and have exactly --tokens tokens.
     """
     wish = ServeWish(
         loads=_loads(concurrency, rate),

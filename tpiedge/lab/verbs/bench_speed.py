@@ -1,4 +1,4 @@
-"""`tpiedge bench speed`, which `tpiedge bench` alone runs: the decode speed of this computer, as one number."""
+"""The command `tpiedge bench speed`, which `tpiedge bench` also runs."""
 
 import json
 import time
@@ -19,15 +19,13 @@ from tpiedge.units import counted
 from tpiedge.wire.fields import Compute
 
 _PROMPT, _LEAST, _MOST = 64, 8, 256
-"""Tokens of a prompt; of an answer, of which several are to fit into the time even on slow machines."""
+"""Tokens of a prompt; least and most tokens of an answer."""
 
 
 @click.command()
 @optional_model_option
 @arithmetic_options
-@click.option(
-    "--seconds", type=Number(0.1, 3600), default=15.0, show_default=True, help="How long to decode."
-)
+@click.option("--seconds", type=Number(0.1, 3600), default=15.0, show_default=True, help="Time of decoding.")
 @json_option
 @cache_option
 def speed(
@@ -38,7 +36,7 @@ def speed(
     as_json: bool,
     cache: Path | None,
 ) -> None:
-    """Tokens per second of this computer alone; without MODEL, of the bundled demo model."""
+    """Measure tokens per second of this computer alone. MODEL defaults to the bundled demo model."""
     model, layout = prepare(model_name or DEMO, precision, compute, cache), Layout(1, None, None, None)
     check_lengths(model, _PROMPT, _LEAST)
     capacity = min(_PROMPT + _MOST, model.context_tokens)

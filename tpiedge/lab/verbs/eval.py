@@ -1,4 +1,4 @@
-"""`tpiedge eval`: a model's quality at a precision, in numbers."""
+"""The command `tpiedge eval`."""
 
 import json
 import time
@@ -24,12 +24,12 @@ if TYPE_CHECKING:  # imports torch, which takes seconds
 
 _text_options = together(
     threads_option,
-    click.option("--memory", type=MEMORY, help="Limit per node; weights that do not fit stream from disk."),
+    click.option("--memory", type=MEMORY, help="Memory per node. Weights that do not fit stream from disk."),
     click.option(
         "--text",
         type=Location(dir_okay=False),
         metavar="FILE",
-        help="UTF-8; a form feed begins a new document.  [default: for 'demo' a text that it was not trained on]",
+        help="Text in UTF-8; a form feed begins a new document.  [default: for 'demo' its held-out text]",
     ),
     click.option(
         "--context", type=int, help="Tokens of a window.  [default: the model's positions, 2048 at most]"
@@ -68,9 +68,9 @@ def perplexity(
     as_json: bool,
     cache: Path | None,
 ) -> None:
-    """Perplexity of a text: exp of the mean of -log p of its tokens, each given those before it.
+    """Measure a text's perplexity: exp of the mean of -log p of its tokens.
 
-    A form feed in the text begins a new document, which is read by itself.
+    A form feed in the text begins a new document. Tokens do not see earlier documents.
     """
     layout = Layout(nodes, shares, threads, memory)
     layout.check()
@@ -141,10 +141,10 @@ def agreement(
     as_json: bool,
     cache: Path | None,
 ) -> None:
-    """Measure how often the likeliest next token is the reference's, and how far the probabilities are from its own.
+    """Measure how often a model and a reference have the same likeliest next token.
 
-    Both models read the same text. The distance is the Kullback-Leibler divergence of the
-    reference's probabilities from the model's, in nats.
+    Both models read the same text. Also measures the Kullback-Leibler divergence of the reference's probabilities from
+    the model's, in nats.
     """
     layout = Layout(1, None, threads, memory)
     layout.check()

@@ -1,4 +1,4 @@
-"""Flags shared by verbs of the laboratory."""
+"""Flags that several commands of the laboratory share."""
 
 from types import ModuleType
 
@@ -17,17 +17,17 @@ testbed_option = click.option(
     "testbed_name",
     type=TESTBED,
     metavar="NAME",
-    help="Run on the devices and links of this testbed; root only.",
+    help="Run on the devices and links of this testbed. Needs root.",
 )
-#: A flag with a list of settings, each of which is measured.
+#: Flags with lists of settings. Each setting is measured.
 varied_links = together(
     click.option(
-        "--latency", help="Vary the testbed's latency: one way from device to device, in ms: 0.5,1,3,5."
+        "--latency", help="One-way latencies between the testbed's devices in ms, a list: 0.5,1,3,5."
     ),
-    click.option("--rate", help="Vary the rate of the testbed's links, in Mbit/s: 100,300,none."),
+    click.option("--rate", help="Rates of the testbed's links in Mbit/s, a list: 100,300,none."),
 )
 nodes_options = together(
-    click.option("--nodes", type=int, default=1, show_default=True, help="Number of processes."),
+    click.option("--nodes", type=int, default=1, show_default=True, help="Number of nodes."),
     click.option("--shares", help="Relative shares, one per node: 3,1,2.  [default: even]"),
 )
 threads_option = click.option(
@@ -36,7 +36,7 @@ threads_option = click.option(
 
 
 def plots() -> ModuleType:
-    """Imports tpiedge.lab.plots, which is slow. Raises UserError without matplotlib."""
+    """Returns tpiedge.lab.plots, whose import is slow. Raises UserError without matplotlib."""
     try:
         from tpiedge.lab import plots
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""`tpiedge testbed`: brings testbeds up and down; prints `status` and `check`."""
+"""The command `tpiedge testbed`."""
 
 import itertools
 import json
@@ -38,7 +38,7 @@ from tpiedge.units import format_bytes
 
 
 class NamespaceTestbeds:
-    """Testbeds of namespaces, which need Linux and root. Every method raises UserError, ResourceError."""
+    """Testbeds of namespaces, which need Linux and root."""
 
     up = staticmethod(namespaces.up)
     down = staticmethod(namespaces.down)
@@ -78,7 +78,7 @@ def backend_of(name: str) -> Backend:
 
 
 def require_free(name: str, chosen: Backend) -> None:
-    """Raises UserError if the other backend has a testbed of this name."""
+    """Raises UserError if a backend other than `chosen` has a testbed of this name."""
     of_containers = isinstance(chosen, DockerTestbeds)
     if name in NamespaceTestbeds().names() if of_containers else in_containers(name):
         raise UserError(f"the testbed {name} is up already, another way: tpiedge testbed down {name} ends it")
@@ -201,7 +201,7 @@ def _loss(text: str) -> float:
 
 @click.group(cls=ListingGroup)
 def testbed() -> None:
-    """Emulate several devices on this computer: their networks, processors and memory. Linux as root, or docker."""
+    """Emulate several devices on this computer: networks, processors and memory. Needs Linux and root, or docker."""
 
 
 @testbed.command("up")
@@ -212,7 +212,7 @@ def testbed() -> None:
     type=click.Choice(["namespaces", "docker"]),
     default="namespaces",
     show_default=True,
-    help="Devices are namespaces and control groups of this computer, or containers of a docker engine.",
+    help="Make devices of namespaces and control groups on this computer, or of containers.",
 )
 @click.option("--image", help=f"Image of containers.  [default: {DEFAULT_IMAGE}]")
 def bring_up(given: str, name: str | None, backend: str, image: str | None) -> None:
@@ -227,9 +227,9 @@ def bring_up(given: str, name: str | None, backend: str, image: str | None) -> N
 
 @testbed.command("down")
 @click.argument("name", required=False, type=RUNNING_TESTBED)
-@click.option("--all", "everything", is_flag=True, help="All testbeds, and all that is left of any.")
+@click.option("--all", "everything", is_flag=True, help="Remove all testbeds and all leftovers.")
 def take_down(name: str | None, everything: bool) -> None:
-    """End all processes in a testbed and remove it, even if a killed command left it."""
+    """Remove a testbed and end all its processes. Also removes what a killed command left."""
     if (name is not None) == everything:
         raise UserError("name a testbed, or say --all")
     for backend in every_backend() if name is None else (backend_of(_plain(name)),):
@@ -241,7 +241,7 @@ def take_down(name: str | None, everything: bool) -> None:
 @click.argument("name", required=False, type=RUNNING_TESTBED)
 @json_option
 def status(name: str | None, as_json: bool) -> None:
-    """Show devices, links and what each pair of devices should have, of one testbed or of all."""
+    """Show devices, links, and the expected latency and rate of each pair, for one testbed or all."""
     found: list[dict[str, Any]] = []
     names: list[str] = []
     for backend in every_backend() if name is None else (backend_of(_plain(name)),):
@@ -273,7 +273,7 @@ def execute(name: str, device: str, command: tuple[str, ...]) -> NoReturn:
 @testbed.command()
 @json_option
 def ls(as_json: bool) -> None:
-    """List the built-in testbeds, and those that are up."""
+    """List the built-in testbeds, and the testbeds that are up."""
     shipped = {name: load_scenario(name).description for name in shipped_scenarios()}
     seen = [
         backend.status(name) for backend in every_backend() for name in backend.names() if backend.may_look
@@ -296,11 +296,11 @@ def ls(as_json: bool) -> None:
 @click.argument("name", type=RUNNING_TESTBED)
 @click.argument("member", metavar="DEVICE_OR_ROUTER")
 @click.option("--latency", type=Parsed("TIME", parse_time), help="One-way latency, like 2ms.")
-@click.option("--jitter", type=Parsed("TIME", parse_time), help="Most latency that is added at random.")
-@click.option("--loss", type=Parsed("PART", _loss), help="Part of all packets, like 1%; 100%: none arrives.")
-@click.option("--rate", type=Parsed("RATE", _rate), help="Rate, like 300Mbit/s; none: no limit.")
-@click.option("--up", "only_up", is_flag=True, help="Only towards the uplink.")
-@click.option("--down", "only_down", is_flag=True, help="Only from the uplink.")
+@click.option("--jitter", type=Parsed("TIME", parse_time), help="Largest random latency to add, like 1ms.")
+@click.option("--loss", type=Parsed("PART", _loss), help="Part of lost packets, like 1%; 100% cuts the link.")
+@click.option("--rate", type=Parsed("RATE", _rate), help="Rate, like 300Mbit/s; none means no limit.")
+@click.option("--up", "only_up", is_flag=True, help="Change only the direction to the uplink.")
+@click.option("--down", "only_down", is_flag=True, help="Change only the direction from the uplink.")
 def link(
     name: str,
     member: str,
@@ -311,7 +311,7 @@ def link(
     only_up: bool,
     only_down: bool,
 ) -> None:
-    """Change the link of a device or router to its uplink while it runs, in both directions by default."""
+    """Change the link between a device or router and its uplink, in both directions by default."""
     if only_up and only_down:
         raise UserError("give --up or --down, or neither for both directions")
     values = {"latency_s": latency, "jitter_s": jitter, "loss": loss, "bytes_per_s": rate}
@@ -321,10 +321,10 @@ def link(
 
 @testbed.command()
 @click.argument("name", type=RUNNING_TESTBED)
-@click.option("--all", "everything", is_flag=True, help="Every pair, not only those of the first device.")
+@click.option("--all", "everything", is_flag=True, help="Measure every pair, not only the first device's.")
 @json_option
 def check(name: str, everything: bool, as_json: bool) -> None:
-    """Measure round trips and throughput between devices and compare them with what the file says."""
+    """Measure round trips and throughput between devices and compare them with the links' settings."""
     found = backend_of(_plain(name)).attach(_plain(name))
     measured = []
     for source, target in itertools.permutations(found.device_names, 2):

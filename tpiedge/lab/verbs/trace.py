@@ -1,4 +1,4 @@
-"""`tpiedge trace`: a recorded run in figures or as a picture."""
+"""The command `tpiedge trace`."""
 
 import json
 import os
@@ -34,20 +34,20 @@ from tpiedge.units import counted, format_bytes, format_seconds
     "--png",
     type=Location(dir_okay=False),
     metavar="OUT",
-    help="Draw the timeline of every node: three typical steps, or those of --steps.",
+    help="Draw every node's timeline of three typical steps, or of --steps.",
 )
 @click.option(
     "--steps",
     type=Parsed("N|N:M|N:|:M", parse_steps),
-    help="Steps, both ends included: 40:44 is five steps, 40: all from 40 on, : all. The first is the prompt.",
+    help="Steps: 40:44 is five steps, 40: is all from 40 on, : is all. The first step is the prompt.",
 )
 @json_option
 def trace(file: Path, png: Path | None, steps: StepRange | None, as_json: bool) -> None:
-    """Show what each node did when, from a FILE of `tpiedge run --trace FILE`.
+    """Show what each node did during a run of `tpiedge run --trace FILE`.
 
-    Prints how long each node computed, took part in collectives, read weights and waited for them, and how much of
-    the reading was hidden. --png draws the time of every step and, below, what the nodes did in three successive
-    decode steps of about the median time. --steps chooses the steps that are counted and drawn.
+    Prints how long each node computed, took part in all-reduces, read weights and waited for weights. I/O hidden is the
+    part of the reading time without such waits. --png draws the time of every step and, below, three successive decode
+    steps of about the median time. --steps chooses the steps to print and draw.
     """
     target = _target(png, file) if png else None
     found = read_trace(file, available_memory_bytes())
