@@ -6,8 +6,8 @@ Laws:
 2. A stream begins with its first event or, after `_OPEN_S`, with a ping. A slow whole answer begins with blank lines. A
    failure before the first byte is an HTTP error.
 3. A client gets a byte within half of the read timeout that its headers name.
-4. Events of a resumable answer are numbered from 1, and depend on its tokens alone.
-5. If the server ends, a recorded answer breaks off without an error."""
+4. Events of a resumable answer are numbered from 1, and depend on its tokens alone. If the server ends, a recorded
+   answer breaks off without an error."""
 
 import asyncio
 import contextlib

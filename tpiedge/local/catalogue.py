@@ -73,10 +73,10 @@ def shards_folder(cache: Path | None) -> Path:
 def find_model(name: str, cache: Path | None) -> FoundModel:
     """Finds, in this order:
 
-    1. "demo";
-    2. a pack, checkpoint folder or GGUF file by path;
-    3. a cached pack by name, in upper or lower case;
-    4. a pulled model by alias, "org/name" or "org/name:TAG".
+    - "demo";
+    - a pack, checkpoint folder or GGUF file by path;
+    - a cached pack by name, in upper or lower case;
+    - a pulled model by alias, "org/name" or "org/name:TAG".
 
     Raises UserError.
     """

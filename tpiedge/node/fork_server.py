@@ -3,8 +3,8 @@
 The server imports torch once and forks a node for each bootstrap. The server ends with its parent, and the nodes end
 with the server. Standard input is a socket, on which the parent sends:
 
-1. The number of threads to measure with; 0 means no measurement. The report goes to standard output.
-2. Bootstraps, each with three open files: the node's standard input, its log, and a pipe for its pid and exit status.
+- The number of threads to measure with; 0 means no measurement. The report goes to standard output.
+- Bootstraps, each with three open files: the node's standard input, its log, and a pipe for its pid and exit status.
 """
 
 import contextlib
