@@ -86,6 +86,13 @@ def test_keep_alive_says_how_long_weights_stay(server, service, given, kept_s):
     assert service.used == [("other", kept_s)]
 
 
+def test_weights_leave_memory_after_the_request_not_before(server, service):
+    kept = []
+    service.script = lambda generation: (kept.append(service.kept_s), generation.say(5), generation.finish())
+    assert httpx.post(f"{server.url}/api/embed", json={"input": [1], "keep_alive": 0}).status_code == 200
+    assert (kept, service.kept_s) == ([None], 0.0)
+
+
 @pytest.mark.parametrize("given", ["soon", "5 minutes", "", "m", True, [1]])
 def test_malformed_keep_alive_is_refused(server, service, given):
     answer = httpx.post(f"{server.url}/api/generate", json={"model": "other", "keep_alive": given})

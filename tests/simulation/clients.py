@@ -23,6 +23,7 @@ class Client:
     pending: PendingAnswer
     law: Law
     has_reader: bool = True
+    refused: bool = False  # its model could not be served
     cancelled: int | None = None  # how many parts had come when it was cancelled; None if it was not
     parts: list[AnswerPart] = field(default_factory=list)
     end: Finished | TpiedgeError | None = None
@@ -101,7 +102,7 @@ class Client:
 
     def _may_fail(self, error: TpiedgeError, grace_over: bool) -> bool:
         if isinstance(error, NotServing):
-            return grace_over
+            return grace_over or self.refused
         if isinstance(error, Cancelled):
             return self.cancelled is not None or not self.has_reader
-        return self.poisons and isinstance(error, PeerLost | PeerError)
+        return self.refused or (self.poisons and isinstance(error, PeerLost | PeerError))

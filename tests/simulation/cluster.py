@@ -1,21 +1,24 @@
 """The real master among machines and clients that are played; after every event its laws are looked at."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 from unittest.mock import patch
 
 from tests.simulation import formula
 from tests.simulation.clients import Client
 from tests.simulation.machines import SimulatedAgent, SimulatedNode
 from tests.unit.master.stories import SERVED, Story, assignments_of
-from tpiedge.errors import ResourceError
-from tpiedge.master.assignments import Assignments
+from tpiedge.errors import ResourceError, TpiedgeError
+from tpiedge.master.assignments import Assignments, Served
 from tpiedge.master.reconciler import RECOVERY_GRACE_S, NotServing
 from tpiedge.master.request_queue import QueueFull
 from tpiedge.master.roster import Machine
 from tpiedge.master.session import Phase
+from tpiedge.master.turns import Hosted
 from tpiedge.master.workers import LONGEST_S
 from tpiedge.pack.share import NodeShare, Share
 from tpiedge.planner.capacity import SpareReason
@@ -25,6 +28,7 @@ from tpiedge.wire.requests import GenerationRequest, Grammar, Sampling
 
 #: One heartbeat of the master's, in seconds; nodes take a step in each.
 _BEAT_S = 0.3
+PACKS = (SERVED.pack_id, "pack-2", "pack-3")
 #: A machine that is silent is lost within it, in seconds.
 _NOTICED_S = 3.0
 #: An epoch that was halted for the next one goes on, or is followed, within it.
@@ -56,6 +60,7 @@ class Setup:
     parallel: int = 2
     queue_limit: int = 4
     error: int = 0
+    models: int = 1
 
 
 class Cluster(Story):
@@ -81,8 +86,32 @@ class Cluster(Story):
         self.last_epoch = 0
         self.requests = 0
         self.count = 0
+        self.unplanned: set[str] = set()  # packs that no plan can serve
+        self.unloadable: set[str] = set()  # packs whose weights no node can read
         self.served = replace(SERVED, sequences=setup.parallel, kv_head_bytes=1024.0)
         super().__init__(self.served, setup.queue_limit)
+
+    def begin_master(self, served: Served, queue_limit: int = 4, known: Sequence[str] = ()) -> None:
+        super().begin_master(served, queue_limit, known)
+        for pack in PACKS[1 : self.setup.models]:
+            other = replace(served, pack=Path(f"/{pack}"), pack_id=pack, name=pack)
+            self.master.add_model(Hosted(other, partial(self._planned, pack)))
+        turns = self.master._reconciler.turns
+        turns.failed = partial(self._failed, turns.failed)  # type: ignore[method-assign]
+
+    def _failed(
+        self, failed: Callable[..., bool], pack: str, error: TpiedgeError, *, again: bool = False
+    ) -> bool:
+        """Notes whose requests may fail, and that nothing else happens to the previous model."""
+        turns, ready = self.master._reconciler.turns, self.master._sessions.ready
+        before = turns.served
+        found = failed(pack, error, again=again)
+        if found:
+            self.law(ready is None or ready.served.pack_id != pack, "what serves has not failed", pack)
+            self.law(turns.wanted is before, "the previous model goes on", turns.wanted.pack)
+            for client in self.clients:
+                client.refused |= client.request.pack == pack and not again
+        return found
 
     def law(self, holds: bool, law: str, *details: object) -> None:
         if not holds:
@@ -112,11 +141,13 @@ class Cluster(Story):
         ranks = sorted(node.rank for node in status.nodes if node.rank is not None)
         self.law(ranks == list(range(len(ranks))), "ranks have no gap", ranks)
         self.law(not (self.revoked & set(names) - set(self.members_keys)), "who is revoked is gone", names)
+        self.law(not (status.asleep and status.ready), "what sleeps serves nothing")
         if status.ready:
             self.law(status.epoch == self.rank_zero.epoch, "what serves is what runs", status.epoch)
             self._look_for_silent(status.epoch)
         else:
             self.law(bool(status.reason), "what serves nothing says why")
+            self.silent_since = {}
         roots = [node for node in self.live if node.rank == 0]
         self.law(len(roots) <= 1, "one epoch serves at a time", [root.epoch for root in roots])
         for session in self.master._sessions.active:
@@ -159,6 +190,7 @@ class Cluster(Story):
             "a node that ends is lost as soon as its agent says so",
             status.epoch,
         )
+        self.law(not (status.asleep and self.clients), "the cluster sleeps only without requests")
         self.law(status.running <= self.setup.parallel, "no more run than may", status.running)
 
     def _is_drained(self, name: str) -> bool:
@@ -168,7 +200,12 @@ class Cluster(Story):
         return name in self.machines and self.machines[name].nonce == self.drain_nonce[name]
 
     def _arranged(self, machines: tuple[Machine, ...], serving: tuple[str, ...]) -> Assignments:
+        return self._planned(PACKS[0], machines, serving)
+
+    def _planned(self, pack: str, machines: tuple[Machine, ...], _serving: tuple[str, ...]) -> Assignments:
         """Gives all that are large enough equal parts; each makes a token quicker."""
+        if pack in self.unplanned:
+            return Assignments((), reason="it needs more memory")
         small = {
             one.name: SpareReason("too small", "it is too small")
             for one in machines
@@ -186,7 +223,7 @@ class Cluster(Story):
         ends = [round(_UNITS * sum(weights[:rank]) / sum(weights)) for rank in range(len(weights) + 1)]
         shares = [Share(*ends[rank : rank + 2]) for rank in range(len(weights))]
         parts = tuple(
-            replace(part, share=NodeShare(share, share))
+            replace(part, share=NodeShare(share, share), weight_bytes=PACKS.index(pack))
             for part, share in zip(assignments_of(*fit), shares, strict=True)
         )
         return Assignments(parts, small, 1.0 / (1 + len(fit)))
@@ -391,6 +428,40 @@ class Cluster(Story):
         if agent := self._here(worker):
             agent.trouble = cause
 
+    def forget_pack(self, worker: int, model: int) -> None:
+        """Makes the worker unable to prepare one model's part."""
+        if (agent := self._here(worker)) and self.setup.models > 1:
+            agent.lacks = self._pack(model)
+
+    def unplan(self, model: int, refused: bool) -> None:
+        self._mark(self.unplanned, model, refused)
+
+    def unload(self, model: int, refused: bool) -> None:
+        self._mark(self.unloadable, model, refused)
+
+    def _mark(self, marked: set[str], model: int, refused: bool) -> None:
+        if refused and self.setup.models > 1:
+            marked.add(self._pack(model))
+        else:
+            marked.discard(self._pack(model))
+        self.master._roster.generation += 1  # as if a machine's memory had changed
+
+    def _pack(self, model: int) -> str:
+        return PACKS[model % self.setup.models]
+
+    def choose(self, model: int, now: bool) -> None:
+        """An administrator chooses a model; `now`: and ends the requests of others."""
+        pack = self._pack(model)
+        self.master.choose_model(pack)
+        if now:
+            for client in self.clients:
+                if self.setup.models > 1 and client.request.pack != pack:
+                    client.cancelled = len(client.parts) if client.cancelled is None else client.cancelled
+            self.master.requests.dismiss_others(pack)
+
+    def keep(self, seconds: float) -> None:
+        self.master.keep_weights(seconds)
+
     def slow_disk(self, worker: int, beats: int) -> None:
         if agent := self._here(worker):
             agent.fetch_beats = beats
@@ -404,7 +475,9 @@ class Cluster(Story):
     def refuse_processes(self, refused: bool) -> None:
         self.rank_zero.refusal = ResourceError("no process can be started") if refused else None
 
-    def ask(self, length: int, max_tokens: int, kind: str = "", has_reader: bool = True) -> Client | None:
+    def ask(
+        self, length: int, max_tokens: int, kind: str = "", has_reader: bool = True, model: int = 0
+    ) -> Client | None:
         """Somebody asks; None if refused. `kind`: "scores", "vector", "grammar", "poison", "whole" (no end of its own)
         or ""."""
         self.requests += 1
@@ -419,6 +492,7 @@ class Cluster(Story):
             prompt_scores=kind == "scores",
             pooling="mean" if kind == "vector" else "none",
             grammar=Grammar("regex", "a*") if kind == "grammar" else None,
+            pack=self._pack(model) if self.setup.models > 1 else "",
         )
         try:
             pending = self.master.submit(request, has_reader=has_reader)
@@ -429,6 +503,7 @@ class Cluster(Story):
             since = self.served_last
             over = since is None or self.clock.now() - since >= RECOVERY_GRACE_S - 1
             self.law(over, "nobody is refused before the grace is over", error)
+            self.law(not self.master.status.asleep, "a request wakes a cluster that sleeps", error)
         else:
             self.clients.append(Client(request, pending, self.law, has_reader))
             return self.clients[-1]
@@ -460,6 +535,7 @@ class Cluster(Story):
             node.die()
         self.live = []
         self.hub.close()
+        last_epoch = max(self.last_epoch, self.master._sessions.number)
         self.begin_master(self.served, self.setup.queue_limit, known=list(self.members_keys))
         for name, key in self.members_keys.items():
             self.hub.admission.admit(key, name)
@@ -475,16 +551,20 @@ class Cluster(Story):
             client.lose_tail(lost)
             client.resumed(self.master.resume(client.request, client.parts))
         with patch.object(threading.Thread, "start"):  # the story takes the control thread's turns
-            self.master.start(self.last_epoch + 1)
+            self.master.start(last_epoch + 1)
 
     def heal(self) -> None:
         self.refuse_processes(False)
         self.load_beats = self.beats_a_step = 1
         self.limit(0, 1 << 20)
+        for model in range(len(PACKS)):
+            self.unplan(model, False)
+            self.unload(model, False)
         for worker in range(1, self.setup.workers + 1):
             self.join(worker)
             self.thaw(worker)
             self.trouble(worker, "")
+            self.machines[f"w-{worker}"].lacks = ""
             self.slow_disk(worker, 0)
             self.limit(worker, 1024)
         for number in range(len(self.clients)):
@@ -495,10 +575,10 @@ class Cluster(Story):
     def finish(self) -> None:
         self.heal()
         self._until(lambda: not self.clients, "every request ends")
-        self._until(lambda: self.ready, "a healthy cluster serves", _SERVES_S)
+        self._until(lambda: self.ready or self.master.status.asleep, "a healthy cluster serves", _SERVES_S)
         self._until(lambda: not any(map(self._is_drained, self.members())), "who is drained leaves the plan")
-        for _ in range(self.setup.queue_limit):
-            self.ask(3, 2)
+        for number in range(self.setup.queue_limit):
+            self.ask(3, 2, model=number)
         self.law(len(self.clients) == self.setup.queue_limit, "every place in the queue comes back")
         self._until(lambda: not self.clients, "every later request ends")
         self.wait(1.0)

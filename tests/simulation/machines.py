@@ -28,6 +28,8 @@ class SimulatedAgent(FakeAgent):
         self.fetching: int | None = None
         self.fetched = 0
         self.trouble = ""  # why nothing can be prepared; "" if it can
+        self.lacks = ""  # the pack that it cannot prepare
+        self.launched = ""  # the pack of its latest node
         self.gone = False
         self._node: SimulatedNode | None = None
 
@@ -57,6 +59,8 @@ class SimulatedAgent(FakeAgent):
                 self.introduce()
             case epochs.Prepare(epoch=epoch) if self.trouble:
                 self.say(epochs.NodeEnded(epoch, self.trouble))
+            case epochs.Prepare(epoch=epoch, pack=pack) if pack == self.lacks:
+                self.say(epochs.NodeEnded(epoch, "it lacks the file"))
             case epochs.Prepare():
                 self.cluster.was_asked(self.name, message.epoch)
                 self.order, self.fetching, self.fetched = message, self.fetch_beats, 0
@@ -73,7 +77,7 @@ class SimulatedAgent(FakeAgent):
             return
         self.drop()
         self.say(epochs.Spawned(epoch, self.order.rank, 1))
-        self._node = self.cluster.node(self.order.rank, epoch)
+        self._node, self.launched = self.cluster.node(self.order.rank, epoch), self.order.pack
         self._node.hello()
 
     def _release(self, epoch: int) -> None:
@@ -163,6 +167,9 @@ class SimulatedNode(FakeNode):
         if self.load_beats:
             self.load_beats -= 1
             self.say(control.Loading(self.epoch, self.rank, 10 - self.load_beats, 10))
+        elif self.pack in self.cluster.unloadable:
+            self.fail("ReadFault", "the disk is broken")
+            self.load_beats = None
         else:
             self.load_beats = None
             self.ready()
@@ -170,6 +177,19 @@ class SimulatedNode(FakeNode):
     def hello(self) -> None:
         self.size = 0
         super().hello()
+
+    @property
+    def pack(self) -> str:
+        """The model that the master has launched."""
+        serving = self.cluster.master._sessions.serving
+        return "" if serving is None or serving.number != self.epoch else serving.served.pack_id
+
+    def _check_model(self, request: GenerationRequest) -> None:
+        law, asked = self.cluster.law, request.pack or self.pack
+        law(asked == self.pack, "a request starts only while its model is served", asked, self.pack)
+        for agent in self.cluster.machines.values():
+            if agent.node is not None and agent.node.epoch == self.epoch:
+                law(agent.launched == asked, "all nodes have the same model", agent.name, agent.launched)
 
     @property
     def serves(self) -> bool:
@@ -192,9 +212,11 @@ class SimulatedNode(FakeNode):
                 self.cluster.law(
                     request.id not in self.works, "a node is asked once for a request", request.id
                 )
+                self._check_model(request)
                 self.cluster.goes_on(request)
                 self.works[request.id] = self._work(request)
             case control.Compile(request=request):
+                self._check_model(request)
                 self.compiling[request.id] = request
             case control.Cancel(request=name):
                 self._cancel(name)

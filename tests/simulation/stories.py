@@ -4,7 +4,7 @@ import contextlib
 import logging
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tests.simulation.cluster import Cluster, LawBroken, Setup
 
@@ -44,6 +44,11 @@ _WEIGHTS = {
     "come_back": 3,
     "observe": 1,
     "kill_master": 2,
+    "choose": 3,
+    "keep": 2,
+    "unplan": 2,
+    "unload": 2,
+    "forget_pack": 1,
 }
 
 
@@ -57,6 +62,7 @@ def drawn(seed: int, events: int = 60) -> tuple[Setup, list[Event]]:
     chance = random.Random(seed)
     workers = chance.randint(1, 4)
     setup = Setup(workers, min(workers, chance.choice((0, 0, 0, 1, 2))), chance.choice((1, 2, 4)))
+    setup = replace(setup, models=chance.choice((1, 2, 2, 3)))
     names, weights = list(_WEIGHTS), list(_WEIGHTS.values())
     begin: list[Event] = [("join", worker) for worker in range(1, setup.workers + 1)]
     return setup, [
@@ -73,7 +79,8 @@ def _event(name: str, chance: random.Random, setup: Setup) -> Event:
             kind = chance.choice(("", "", "", "", "scores", "vector", "grammar", "grammar", "poison"))
             if kind == "poison" and chance.random() < 0.7:
                 kind = ""
-            return name, chance.randint(2, 6), chance.randint(1, 12), kind, chance.random() < 0.8
+            model = chance.randint(0, 2)
+            return name, chance.randint(2, 6), chance.randint(1, 12), kind, chance.random() < 0.8, model
         case "wait":
             return name, chance.choice((0.1, 0.3, 0.5, 1, 2, 2, 5, 5, 20))
         case "turn":
@@ -90,6 +97,12 @@ def _event(name: str, chance: random.Random, setup: Setup) -> Event:
             return name, chance.choice((1, 3))
         case "slow_loading":
             return name, chance.choice((0, 1, 5))
+        case "choose" | "unplan" | "unload":
+            return name, chance.randint(0, 2), chance.random() < 0.5
+        case "keep":
+            return name, chance.choice((0, 1, 5, 30))
+        case "forget_pack":
+            return name, worker, chance.randint(0, 2)
         case "refuse_processes":
             return name, chance.random() < 0.5
         case "cancel" | "go_away" | "come_back":

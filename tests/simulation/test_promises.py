@@ -1,12 +1,13 @@
 """Promises of docs/faults.md, each at every moment of an answer, or for as long as it takes on a manual clock."""
 
+from collections import Counter
 from collections.abc import Iterator
 from unittest.mock import Mock
 
 import pytest
 
 from tests.simulation.clients import Client
-from tests.simulation.cluster import Cluster, Setup
+from tests.simulation.cluster import PACKS, Cluster, Setup
 from tests.simulation.stories import Event, begun, play
 from tpiedge.errors import TpiedgeError
 from tpiedge.launch.offer import MemoryOffer
@@ -214,6 +215,19 @@ def test_joining_worker_takes_part_in_running_answers(trio: Cluster) -> None:
     assert trio.clients == clients, "they run"
     assert all(isinstance(ended(trio, client, 300), Finished) for client in clients)
     assert trio.master.status.totals.resumed == 2
+
+
+def test_endless_answers_of_two_models_have_equal_parts_of_the_time() -> None:
+    cluster = begun(*TRIO, ("slow_loading", 9), setup=Setup(workers=2, models=2))
+    for model in range(2):
+        cluster.ask(3, 5000, "whole", model=model)
+    served = Counter[str]()
+    for _ in range(2000):
+        cluster.wait(0.3)
+        served[cluster.master.status.pack if cluster.ready else ""] += 1
+    assert served[""] <= 2000 / 8, "a tenth, and heartbeats"
+    assert served[PACKS[0]] == pytest.approx(served[PACKS[1]], rel=0.15)
+    cluster.end()
 
 
 def test_worker_failing_to_prepare_causes_no_replanning_loop() -> None:

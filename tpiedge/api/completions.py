@@ -68,8 +68,6 @@ class Answers:
         except AnsweredAtOnce as known:
             service.load(known.model, known.keep_s)
             raise
-        if parsed.keep_s is not None:
-            service.keep_weights(parsed.keep_s)
         scope = self.intake.scope(sender)
         asked = [replace(one.request, scope=scope, pack=model.digest) for one in parsed.prompts]
         prompts = tuple(
@@ -81,6 +79,8 @@ class Answers:
         )
         record = partial(records.create, accepted) if records and form.kind else lambda: None
         reader = self.shelf.accept(accepted.question(model.tokenizer), self.intake.client(sender), record)
+        if parsed.keep_s is not None:  # after it waits: 0 would unload its weights first
+            service.keep_weights(parsed.keep_s)
         return Work(accepted, form, reader, ignored=parsed.ignored)
 
     async def _post(self, form: FormatName, request: Request) -> ASGIApp:

@@ -128,7 +128,7 @@ class Master:
     def models_in_use(self) -> set[str]:
         """Returns packs that are served, about to be, or awaited by requests."""
         status = self.status
-        return {status.pack, status.next_pack, *self.requests.models}
+        return {status.pack, status.next_pack, *self.requests.packs}
 
     def choose_model(self, pack: str) -> Future[None]:
         """Makes an added model the next one, as soon as no request runs or waits."""

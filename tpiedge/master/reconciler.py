@@ -62,6 +62,7 @@ class Reconciler:
     hopeless: bool = False  # no session can serve, and requests wait no longer
     _stuck: float | None = None  # since when no session serves or is about to
     _served: bool = False  # whether a session of this or an earlier master was ready
+    _resumed: float = -math.inf  # when an earlier master's requests were resumed
     _told: dict[str, tuple[float, SpareKind]] = field(default_factory=dict)  # `since` and reason, by machine
     _failures: int = 0  # failed attempts in a row since requests could last be served
     _known: int | None = None  # the roster's generation of the last plan; None: another plan is due
@@ -81,7 +82,7 @@ class Reconciler:
 
     def served_before(self) -> str:
         """Lets an earlier master's requests wait. Returns the words for their readers."""
-        self._served = True
+        self._served, self._resumed = True, self._clock.now()
         return self.history.started_again()
 
     def clear(self, name: str) -> None:
@@ -125,7 +126,7 @@ class Reconciler:
             self._own_bytes = own_bytes
             self._roster.generation += 1
         self._look_for_slow()
-        if self.turns.choose(sessions.serving, idle=self._requests.idle):
+        if self.turns.choose(sessions.ready, idle=self._requests.idle):
             self._known, self._planless, self._failures, self._stuck = None, False, 0, None
         if now >= self._due:
             self._known = None
@@ -150,7 +151,7 @@ class Reconciler:
         if self.hopeless:
             self._requests.fail_all(self.not_serving(), self.turns.wanted.pack)
         takes_over = sessions.serving or sessions.coming
-        if self.turns.waking:
+        if self.turns.waking and not self._planless:
             why = "loading the weights"
         elif takes_over is not None:
             why = self.history.going_on(takes_over.machines)
@@ -196,6 +197,8 @@ class Reconciler:
             self._sessions.abandon()
             self._sessions.end_serving()
             self._reason = "the next request loads the weights into memory"
+            self._requests.interrupt(self._reason)  # grammars that are still compiled end with the session
+            self._planless, self._failures, self._stuck = False, 0, None
 
     def _look_for_slow(self) -> None:
         """Leaves overdue workers out of plans until the others serve."""
@@ -244,8 +247,14 @@ class Reconciler:
         gone = {machine.name for machine in self._roster.machines if not machine.present}
         departed = {name: reason for name, reason in self._spare.items() if name in gone}
         refused = NotServing(f"{self.turns.wanted.served.name} cannot be served: {found.reason}")
-        if found.reason and self.turns.failed(self.turns.wanted.pack, refused):
-            self.history.failed(refused, serves=True)
+        missing = [one.heard for one in self._roster.machines if not one.present]
+        serving, pack = self._sessions.serving, self.turns.wanted.pack
+        lately = self._clock.now() - max([self._resumed, *missing]) < self._grace_s
+        again = lately and self._requests.has(pack)
+        loaded = serving is not None and serving.served.pack_id == pack
+        if found.reason and not loaded and self.turns.failed(pack, refused, again=again):
+            if not again:
+                self.history.failed(refused, serves=True)
             self._planless, self._known = False, None  # a plan for the previous model is due
         elif found.reason:  # a serving session goes on
             waiting = dict.fromkeys(present, SpareReason("no plan", found.reason))

@@ -114,6 +114,12 @@ class RequestQueue:
             read = [one for one in named if one.has_reader]
             return {one.request.pack: one.client for one in reversed(read or named)}
 
+    @property
+    def packs(self) -> set[str]:
+        """The packs that running and waiting requests name."""
+        with self._lock:
+            return {one.request.pack for one in (*self._running.values(), *self._waiting)}
+
     def has(self, pack: str) -> bool:
         """Whether a request of this model runs or waits."""
         with self._lock:

@@ -33,7 +33,7 @@ class Selection:
         now, wanted = self._sessions.serving, self._turns.wanted
         serving = now.machines if now is not None and now.served.pack_id == wanted.pack else ()
         able = [one for one in self.able() if one.name != without]
-        awake = {one.name for one in self.awake(self.serving_on())}
+        awake = {one.name for one in self.awake(self.serving_on() if serving else ())}
         waiting = sorted((one for one in able if one.name not in awake), key=lambda one: one.standing.until)
         names = [one.name for one in waiting]
         fewer = [frozenset(names[count:]) for count in range(len(names) + 1)]
@@ -64,7 +64,8 @@ class Selection:
     def due(self, assignments: Sequence[Assignment]) -> float:
         """Returns when a plan may begin."""
         serving = self._sessions.serving
-        kept = serving.assignments if serving is not None and self.serving_on() else ()
+        same = serving is not None and serving.served.pack_id == self._turns.wanted.pack
+        kept = serving.assignments if serving is not None and same and self.serving_on() else ()
         found = [self._roster.own.due]
         for one in assignments:
             machine = self._roster.get(one.machine)

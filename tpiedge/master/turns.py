@@ -6,8 +6,7 @@ Laws:
 2. A turn ends once no request of its model runs or waits. It also ends once TURN times the switch's duration has
    passed, both since its begin and since the next model was chosen. Then answers pause until their next turn.
 3. The client whose request caused a switch is charged its time.
-4. If a model cannot be served, its requests fail, and the previous model goes on. A lost machine only causes another
-   plan.
+4. If a model cannot be served, its requests fail, or wait for a lost machine, and the previous model goes on.
 5. An administrator's choice is next once the served model is idle."""
 
 import math
@@ -44,7 +43,9 @@ class Turns:
     _requests: RequestQueue
     wanted: Hosted  # plans are made for this model
     known: dict[str, Hosted] = field(default_factory=dict)  # by pack
-    served: Hosted | None = None  # the model of the latest session that was ready
+    served: Hosted = field(
+        init=False
+    )  # the model of the latest session that was ready; first, the wanted one
     chosen: str = ""  # the pack that an administrator chose, until it serves
     since: float = 0.0  # when the wanted model was chosen
     keep_s: float = math.inf  # how long weights stay in memory without requests
@@ -53,18 +54,19 @@ class Turns:
     _client: str | None = None  # of the request that caused the switch
     _idle_since: float | None = None
     _ended: dict[str, float] = field(default_factory=dict)  # when models last served, by pack
+    _held: dict[str, float] = field(default_factory=dict)  # packs that have no turn before a time
 
     def __post_init__(self) -> None:
-        self.known[self.wanted.pack] = self.wanted
+        self.known[self.wanted.pack] = self.served = self.wanted
 
     @property
     def next_pack(self) -> str:
         """The pack of the next model, or ""."""
-        here = self.served is not None and self.served.pack == self.wanted.pack
-        return self.chosen or ("" if here else self.wanted.pack)
+        return self.chosen or ("" if self.served.pack == self.wanted.pack else self.wanted.pack)
 
     def choose(self, serving: Session | None, *, idle: bool) -> bool:
-        """Chooses the wanted model. Returns whether it changed, or woke. `idle`: no request runs or waits."""
+        """Chooses the wanted model. Returns whether it changed, or woke. `serving`: the session that is ready. `idle`:
+        no request runs or waits."""
         now = self._clock.now()
         self._idle_since = None if not idle else now if self._idle_since is None else self._idle_since
         if self.asleep:
@@ -84,7 +86,8 @@ class Turns:
         waiting, wanted = self._requests.models, self.wanted.pack
         if wanted in waiting and wanted != here:
             return False
-        others = [pack for pack in waiting if pack in self.known and pack != here]
+        held = {pack for pack, until in self._held.items() if now < until}
+        others = [pack for pack in waiting if pack in self.known and pack not in {here, *held}]
         if others:
             pack = min(others, key=lambda one: self._ended.get(one, -math.inf))
         elif self.chosen and not (here and self._requests.has(here)):
@@ -106,17 +109,23 @@ class Turns:
     def serves(self, session: Session) -> None:
         """Notes that `session` is ready."""
         self.waking = False
-        if self.served is None or self.served.pack != session.served.pack_id:
-            if self.served is not None and self._client is not None:
+        if self.served.pack != session.served.pack_id:
+            if self._client is not None:
                 self._requests.charge(self._client, session.start_s)
             self.served, self._client = self.known[session.served.pack_id], None
 
-    def failed(self, pack: str, error: TpiedgeError) -> bool:
-        """Returns to the previous model if `pack` is another one. Returns whether it is."""
-        if self.served is None or pack in ("", self.served.pack):
+    def failed(self, pack: str, error: TpiedgeError, *, again: bool = False) -> bool:
+        """Returns to the previous model if `pack` is another one. Returns whether it is. `again`: its requests do not
+        fail, and it is tried again soon."""
+        if pack in ("", self.served.pack):
             return False
-        self._requests.fail_all(error, pack)
-        self.wanted, self.chosen, self._client = self.served, "", None
+        if again:
+            self._held[pack] = self._clock.now() + 5.0
+        else:
+            self._requests.fail_all(error, pack)
+        self.wanted, self._client = self.served, None
+        if self.chosen == pack:
+            self.chosen = ""
         return True
 
     def sleeps(self, serving: Session | None) -> bool:
