@@ -1,9 +1,9 @@
 """Draws a token from scores, and ranks tokens with log probabilities. No torch.
 
 Scores are f32 [V], contiguous, without NaN and +inf; at least one score is above -inf. Filters apply in this order:
-`top_k`, `top_p`, `min_p`. A token's mass is e**((score - largest) / temperature), rounded to steps (`mass_bits`). The
-sum of all masses just fits int64. numpy defines the result; the native kernels (native/draw.cpp) give the same bits,
-without the GIL. Functions raise MemoryError.
+`top_k`, `top_p`, `min_p`. A token's mass is 2**`mass_bits` * e**((score - largest) / temperature), rounded to an
+integer. The sum of all masses just fits int64. numpy defines the result; the native kernels (native/draw.cpp) give the
+same bits, without the GIL. Functions raise MemoryError.
 """
 
 import math
@@ -41,7 +41,8 @@ class Filters:
 
 
 def draw(scores_V: Scores, filters: Filters, number: float) -> int:
-    """Returns the first surviving id whose cumulated mass exceeds `number`, in [0, 1), times the total."""
+    """Returns the first surviving id at which the cumulated mass exceeds `number` times the total mass. `number` is in
+    [0, 1)."""
     library = kernel_library()
     if library is None:
         return draw_by_numpy(scores_V, filters, number)

@@ -123,7 +123,7 @@ class FusedFFN:
         self._inner = gate.rows
 
     def run(self, x_TH: Tensor) -> Tensor:
-        """Returns integers [T, O], in steps of the grid."""
+        """Returns integers [T, O], in units of 2**grid.exponent."""
         check_activations(x_TH, self.hidden)
         x_TH = x_TH.contiguous()
         pieces = list(mini_sequences(len(x_TH), self.hidden, self._inner, Arithmetic.INT8))

@@ -24,7 +24,7 @@ _SPAN = struct.Struct("=4q")
 
 @dataclass(frozen=True, slots=True)
 class PageLayout:
-    """One layer's part of a cache's pages. Raises ValueError."""
+    """The place of one layer's keys and values in a cache's pages. Raises ValueError."""
 
     format: KVFormat
     kv_heads: int

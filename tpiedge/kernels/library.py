@@ -1,6 +1,6 @@
 """Owns the native kernels' threads; checks and packs the kernels' arguments. Without a Pool, torch computes everything.
-With a Pool, torch computes only two things: f32 and bf16 products of over NATIVE_TOKENS tokens, and attention of heads
-wider than MAX_HEAD_WIDTH."""
+With a Pool, torch computes only two things: f32 and bf16 products of more than NATIVE_TOKENS tokens, and attention of
+heads wider than MAX_HEAD_WIDTH."""
 
 import struct
 import weakref
@@ -29,7 +29,8 @@ _NO_MEMORY, _TOO_LARGE = 1, 2
 
 
 class Pool:
-    """Native threads that help the caller's. Concurrent calls wait for each other. Callers must check addresses."""
+    """Native threads that help the calling thread. Concurrent calls wait for each other. Callers must check
+    addresses."""
 
     def __init__(self, library: KernelLibrary, threads: int) -> None:
         self.dll = library.dll

@@ -95,8 +95,8 @@ class Linear:
         return outputs
 
     def contract(self, x_TR: Tensor, w_RO: Weight, grid: Grid | None = None) -> Tensor:
-        """Returns x @ w, contiguous [T, O]: f32, or integers in steps of `grid` if `w_RO` is quantised. `w_RO` is
-        row-parallel."""
+        """Returns x @ w, contiguous [T, O]. It is f32, or integers in units of 2**grid.exponent if `w_RO` is quantised.
+        `w_RO` is row-parallel."""
         check_weight(w_RO, input_dim=0)
         check_activations(x_TR, w_RO.shape[0])
         if isinstance(w_RO, PanelMatrix):

@@ -2,10 +2,10 @@
 
 Sequences that begin alike share full pages, which are published under names.
 
-1. A page is cold (without memory), blank (empty), idle (published, but not held), or held. `_counts` says by how many
-   sequences.
-2. A page's name is the keyed hash of its tokens and the previous page's name. The first page takes the scope's name.
-   Sequences share within a scope only. No client can give two texts one name.
+1. A page is cold (without memory), blank (empty), idle (published, but not held), or held. `_counts` says how many
+   sequences hold a page.
+2. A page's name is the keyed hash of its tokens and the previous page's name (for the first page, the scope's
+   name). Sequences share within a scope only. No client can give two texts one name.
 3. A published page is never written again.
 4. Blank pages are allocated first, then cold ones, then the least recently used idle page. When a sequence ends, its
    last pages become idle first.

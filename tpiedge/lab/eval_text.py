@@ -77,8 +77,8 @@ def read_text(
     stride: int | None,
     reference: PreparedModel | None = None,
 ) -> EvalText:
-    """Reads windows that fit both models. Without `path`, reads the demo's held-out text. The default of `context` is
-    at most 2048, of `stride` half the context. Raises UserError."""
+    """Reads windows that fit both models. Without `path`, reads the demo's held-out text. `context` defaults to the
+    models' limit, but to 2048 at most. `stride` defaults to half the context. Raises UserError."""
     positions = model.context_tokens if reference is None else reference.context_tokens
     context = (
         min(model.context_tokens, positions, _CONTEXT) if context is None else check_context(model, context)

@@ -1,7 +1,7 @@
 """Reads a trace of `tpiedge run --trace` and sums up steps.
 
-A decode step follows a step whose head drew a token. Other steps compute the prompt. So the first step of a later
-request counts as a decode step.
+A step counts as a decode step if the LM head drew a token in the step before. Other steps compute the prompt. So the
+first step of a later request counts as a decode step.
 """
 
 import json
@@ -212,7 +212,7 @@ class NodeSummary:
 
     @property
     def travel_hidden_percent(self) -> float | None:
-        """The percentage of the travel time in which the node computed."""
+        """The percentage of the all-reduces' travel time in which the node computed."""
         travel_s = self.busy_s["travel"]
         return 100 * self.travel_during_compute_s / travel_s if travel_s else None
 

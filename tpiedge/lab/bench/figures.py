@@ -75,7 +75,8 @@ class LinkSetting:
         return ", ".join(filter(None, (latency, rate)))
 
     def over(self, testbed: RunningTestbed | None) -> tuple[float | None, float | None]:
-        """Returns (latency, rate) between the first two devices. None means unknown, or a rate without a limit."""
+        """Returns (latency, rate) between the first two devices of `testbed` with this setting applied. None means
+        unknown, or a rate without a limit."""
         latency_s, rate = self.latency_s, self.bytes_per_s
         if testbed is not None:
             way = testbed.expected(*testbed.devices[:2])

@@ -73,7 +73,7 @@ def _serve(endpoint: Endpoint, rank: int, size: int, reached: Collection[int]) -
 
 
 def confirm(group: Communicator, step: int, moment: int) -> None:
-    """Makes rank 0 wait for a call by every other rank. Called before and after a survey."""
+    """Makes rank 0 wait until every other rank has also called this. Called before and after the links are measured."""
     # Probes and parts of a step must not meet.
     for rank in range(1, group.size) if group.rank == 0 else (group.rank,):
         group.send_up(torch.zeros(1, 1), rank, Tag(step, moment, 0))
@@ -91,7 +91,8 @@ _WARM_UP = 20
 
 
 class ReduceCluster:
-    """Two or more processes that all-reduce. This process is rank 0; its thread must be at `places[0]`."""
+    """Two or more processes that all-reduce. This process is rank 0; its thread must be in the network of
+    `places[0]`."""
 
     def __init__(self, nodes: int, places: Sequence[Place] = ()) -> None:
         self.size = nodes

@@ -59,8 +59,8 @@ class ClusterWish:
 
 @contextmanager
 def own_cluster(wish: ClusterWish) -> Iterator[MeasuredServer]:
-    """Runs a cluster for the block. The caller must be in the network of the first place. Raises PeerError,
-    ResourceError."""
+    """Runs a cluster for the block. The caller must be in the network of the master's place, `wish.place(0)`. Raises
+    PeerError, ResourceError."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tpiedge-bench-")))
         first = free_ports(_PORTS, wish.place(0).host)

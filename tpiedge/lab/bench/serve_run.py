@@ -26,7 +26,8 @@ from tpiedge.lab.bench.serve_figures import (
 
 @dataclass
 class RandomPrompts:
-    """Makes prompts of random token ids below `vocabulary`. Prompts of `of` begin with the same `shared` tokens."""
+    """Makes prompts of random token ids below `vocabulary`. The prompts that `of` returns begin with the same
+    `shared` tokens."""
 
     vocabulary: int
     shared: int

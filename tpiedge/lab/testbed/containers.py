@@ -197,7 +197,7 @@ def in_containers(name: str) -> bool:
 
 
 class AttachedContainers:
-    """A running testbed of containers, with the methods of RunningTestbed."""
+    """A running testbed of containers, with the methods of RunningTestbed that `tpiedge testbed` calls."""
 
     def __init__(self, engine: ContainerEngine, found: Containers) -> None:
         self._engine = engine

@@ -92,7 +92,7 @@ def _libc() -> ctypes.CDLL:
 
 
 def end_all(members: Callable[[], set[int]], polite_s: float) -> None:
-    """Sends all members except this process SIGTERM, and SIGKILL after `polite_s`."""
+    """Sends SIGTERM to all members except this process, and SIGKILL after `polite_s`, until all have ended."""
     started = time.monotonic()
     signalled: set[int] = set()
     while running := members() - {os.getpid()}:
@@ -139,7 +139,7 @@ def _signal(pids: set[int], number: signal.Signals) -> None:
 
 @dataclass(frozen=True)
 class GroupUse:
-    """A group's memory use. None means unknown, for `limit_bytes` also unlimited."""
+    """A group's memory use. None means unknown. A `limit_bytes` of None may also mean unlimited."""
 
     used_bytes: int | None
     peak_bytes: int | None

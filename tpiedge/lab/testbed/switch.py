@@ -41,7 +41,7 @@ class SwitchLink:
 
 @dataclass(frozen=True, slots=True)
 class SwitchPlan:
-    """A switch's ports and links. `paths[source][target]`: indices of `links`, in a packet's order."""
+    """A switch's ports and links. `paths[source][target]`: indices of the `links` that a packet passes, in order."""
 
     ports: tuple[Port, ...]
     links: tuple[SwitchLink, ...]
