@@ -85,7 +85,7 @@ class ResourceError(TpiedgeError):
 
 
 class OutOfMemory(ResourceError):
-    """Memory is short, as the planner or the operating system finds."""
+    """The planner or the operating system finds too little memory."""
 
 
 class DiskFull(ResourceError):

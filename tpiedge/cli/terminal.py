@@ -91,7 +91,8 @@ class Terminal:
         )
 
     def read(self) -> str | None:
-        """Returns the next message, or None after Ctrl-D or two Ctrl-C. A single Ctrl-C may be meant for an answer."""
+        """Returns the next message, or None after Ctrl-D or two Ctrl-C. One Ctrl-C does not end the
+        chat, because it may be meant for an answer."""
         interrupts = 0
         if self._history.problem:
             click.echo(self._history.problem, err=True)

@@ -231,7 +231,8 @@ def timeline_lines(timeline: PictureJson, columns: int | None) -> Iterator[str]:
 
 
 def step_line(machine: PictureJson, took_s: float, width: int) -> str:
-    """Draws a step as `width` letters of equal time. A letter shows what took longest; blank means idle."""
+    """Draws a step of `took_s` seconds as `width` letters. Each shows what took longest in its part of this
+    time; blank means idle."""
     spent = [dict.fromkeys(_PARTS, 0.0) for _ in range(width)]
     for part in _PARTS:
         for start, end in machine["spans"][part]:

@@ -35,7 +35,7 @@ class Route:
 
 
 class Doing(NamedTuple):
-    """The operation that waits."""
+    """Names an operation that waits, for error messages."""
 
     operation: str
     place: Tag | str

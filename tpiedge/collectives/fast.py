@@ -1,4 +1,4 @@
-"""Does all-reduces of the steady state, each in one native call."""
+"""Does usual all-reduces by star or mesh, each in one native call."""
 
 import ctypes
 import functools
@@ -47,7 +47,7 @@ class FastPath:
         self, name: CollectiveName, wire: SummandPrecision, own: Summable, tag: Tag
     ) -> tuple[int, Summable | None]:
         """Sums into `own`. Returns (0, `own`) when the sum is complete. Otherwise returns how many peers have this
-        rank's first message, and None. If a star's root has begun to send, its unrounded sum takes the place of
+        rank's first message, and None. A star's rank 0 that has begun to send returns its unrounded sum instead of
         None."""
         if own.itemsize != _ITEM_BYTES:
             return 0, None

@@ -1,7 +1,7 @@
 """Sorts one rank's messages of the tensor plane into awaited, early and late ones.
 
-Early messages are held up to a limit; late ones are dropped. Misconduct is raised if a sender speaks for another rank,
-or may not send such a message.
+Early messages are held up to a limit; late ones are dropped. A message that names another rank as its
+sender, or that its sender is not allowed to send, raises Misconduct.
 """
 
 from collections.abc import Container, Iterable, Iterator, Sequence, Set

@@ -78,8 +78,8 @@ def ordered_sum(parts: Parts, out: Summable) -> Summable:
 
 
 def check_sum(total: Summable, parts: Parts, what: object, adds: int | None = None) -> None:
-    """Raises Misconduct or ProtocolError for a sum that is not finite. `adds` is the summing rank if it may blame no
-    other, else None."""
+    """Raises Misconduct or ProtocolError for a sum that is not finite. If `adds` (the rank that adds) is given, the
+    error is never Misconduct."""
     if is_finite(total):
         return
     given = {rank: part for rank, part in sorted(parts.items()) if part is not None}

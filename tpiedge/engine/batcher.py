@@ -1,11 +1,11 @@
 """Chooses the tokens of each step. Pure.
 
 1. Sequences begin in order of arrival, once a slot and pages for all tokens are free. A sequence waits while another
-   sequence computes a page that both share.
+   computes a page that both share.
 2. If no page is free, the youngest sequence is preempted. It then waits first in the queue.
-3. Prompts may make a step `_MAX_SLOWDOWN` times as long as its answers alone. Without answers, a step may take
-   `_STEP_S` or, if that is more, twice the time of one token. The oldest prompt gets a fixed part of the prompt tokens.
-   Prompts with the fewest tokens left get the rest.
+3. Prompts may make a step of answers `_MAX_SLOWDOWN` times as long. Without answers, if several sequences may run, a
+   step may take the longer of `_STEP_S` and twice the time of one token. The oldest prompt gets a fixed part of the
+   prompt tokens. Prompts with the fewest tokens left get the rest.
 4. A page is published when all its tokens are decided and computed.
 """
 

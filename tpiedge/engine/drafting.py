@@ -1,10 +1,11 @@
 """Drafts tokens from a sequence's own text (prompt lookup decoding), and decides how many drafts a step takes. Pure.
 
 1. A guess repeats the tokens after an earlier match of the text's end. The longest match counts, and the latest of
-   equally long ones. After a long match failed, the guess continues near the failed place.
+   equally long ones. Without a match, the guess continues near the place where a long match failed shortly before, if
+   there is one.
 2. A step takes the guesses that maximise its expected tokens per second.
-3. Drafts may cost a sequence the part `_RISK` of its other time, plus the time of `_CREDIT` tokens. They may also cost
-   the time that earlier drafts saved, up to the time of `_GAINED` tokens.
+3. Drafts may cost a sequence the part `_RISK` of its answer's time without drafts, plus the time of `_CREDIT` tokens.
+   Later drafts may also spend the time that earlier ones saved, at most the time of `_GAINED` tokens.
 """
 
 from array import array

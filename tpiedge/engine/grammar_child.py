@@ -1,7 +1,7 @@
 """Compiles grammars and computes token masks, without torch, in a process per grammar.
 
-A grammar may be hostile, so each child has limits. A child has two sockets. One carries frames, the other the child's
-`FATE`. Shutting the latter ends the child.
+Grammars may be hostile, so children have limits. A child has two sockets: for frames, and for exit status and CPU time
+(`FATE`). Shutting the latter ends the child.
 
 Frames are as in `text_child.py`, with an answer's number (0: the grammar). Integers have 32 bits:
 - received: `g` (JSON), `a` (drawn tokens), `d` (guessed tokens), `b` (restart tokens), `x` (end);

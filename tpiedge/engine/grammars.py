@@ -45,7 +45,7 @@ _SLACK_S: Final = 1.0
 
 class Grammars:
     """Owns the grammar processes of a model with `rows` tokens. One thread makes all calls; the processes end with
-    it."""
+    this thread."""
 
     def __init__(self, folder: Path, rows: int) -> None:
         self._folder, self._rows = folder, rows

@@ -167,8 +167,8 @@ class SnapshotReader:
 
 
 class KVTransfer:
-    """Saves and restores one node's keys and values. `facts` must be equal in both epochs. `progress` gets the bytes
-    moved so far."""
+    """Saves and restores one node's keys and values. Both epochs must have equal `facts` (version, KV precision).
+    `progress` gets the bytes moved so far."""
 
     def __init__(
         self,

@@ -61,7 +61,7 @@ class StepCost:
         self._draw()
 
     def seconds(self, rows: int) -> float | None:
-        """Estimates a step's time. Returns None if `rows` is less than ever measured."""
+        """Estimates a step's time. Returns None below the curve's first point, or without a curve."""
         if not self._rows or rows < self._rows[0]:
             return None
         above = bisect_left(self._rows, rows)
@@ -76,7 +76,7 @@ class StepCost:
 
     def hopeful_seconds(self, rows: int) -> float | None:
         """Estimates a step's least time. An unknown kind takes as long as the next smaller known kind. Returns None
-        without one."""
+        if no smaller kind is known."""
         wanted = _kind(rows)
         known = [kind for kind in self._kinds if kind <= wanted and self._is_known(kind)]
         if not known:

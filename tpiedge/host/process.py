@@ -1,4 +1,5 @@
-"""Checks and raises this process's limits, which children inherit. Tells its memory and processor."""
+"""Checks and raises this process's limits, which children inherit. Reads its memory use and the processor's name.
+Returns freed memory to the system."""
 
 import contextlib
 import ctypes
