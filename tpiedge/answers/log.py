@@ -3,9 +3,9 @@
 Laws:
 1. While the disk has room, an event is recorded before it enters the log. The log keeps all events. A new reader
    replaces the previous one.
-2. An answer without a reader is deleted after LEFT_S, or after BRIEFLY_S if it is unfinished and unrecorded. Two kinds
-   wait UNFINISHED_S while unfinished, and COLLECTED_WITHIN_S afterwards: recorded answers that a GET collects whole,
-   and an earlier master's unstreamed answers. An earlier master's streams wait `grace_s`.
+2. An answer without a reader is deleted after LEFT_S, or after BRIEFLY_S if it is unfinished and unrecorded. A
+   recorded answer whose last reader was an unstreamed GET waits longer: UNFINISHED_S, and once it is finished,
+   COLLECTED_WITHIN_S. So do an earlier master's unstreamed answers. An earlier master's streams wait `grace_s`.
 3. An error of an unfinished choice fails all choices.
 4. A record is deleted by `end`, by a failure while the master runs, and after its client got an error."""
 
@@ -129,7 +129,7 @@ class AnswerLog:
 
     @property
     def waited_s(self) -> float | None:
-        """The exceeded limit on the time without a reader, or None."""
+        """The limit on the time without a reader if it is exceeded, else None."""
         with self._lock:
             if self._reader is not None:
                 return None

@@ -2,7 +2,7 @@
 
 Answers without a reader take at most LEFT_BYTES of memory, and one client's answers take at most half of it. If answers
 exceed a limit, the client that holds most loses its oldest answers. At most MOST_RECOVERED answers of the previous
-master stay: unfinished before finished ones, later before older ones."""
+master stay. Unfinished answers are preferred to finished ones, then newer to older ones."""
 
 import logging
 import threading

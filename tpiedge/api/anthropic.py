@@ -180,7 +180,7 @@ _EMPTY: Final[dict[str, Json]] = {
 
 
 class AnthropicFormat(AnswerFormat):
-    """Writes one choice. A block has consecutive content or reasoning, or a call."""
+    """Writes one choice. Each run of text, each run of reasoning and each tool call is one block."""
 
     error_event = b"event: error\n"
     failure = staticmethod(anthropic_error)

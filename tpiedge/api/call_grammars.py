@@ -50,8 +50,8 @@ class _Style:
 def call_or_form_grammar(
     tools: ParsedTools, form: CallForm, answer: Grammar | None, param: str, model: ServedModel
 ) -> Grammar | None:
-    """Returns a grammar that allows calls and, unless a call is required, `answer`; None allows any text. `param`: the
-    field of `answer`. Raises ApiError."""
+    """Returns a grammar of tool calls. Unless a call is required, it also allows texts of the grammar `answer`. Returns
+    None if any text is allowed. `param`: the field of `answer`. Raises ApiError."""
     start, rules = "start: calls", _calls(tools, form, model)
     if tools.required:
         param = tools.field

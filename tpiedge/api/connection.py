@@ -35,7 +35,8 @@ _log = logging.getLogger(__name__)
 
 class HttpListener(socket.socket):
     """A listening socket for `limit` connections, with a quota per address. Closes further connections; if `plain` (no
-    TLS), sends 503 first. Its one event loop must accept until BlockingIOError. Raises UserError."""
+    TLS), sends 503 first. A single event loop must use it, and call accept() until BlockingIOError. Raises
+    UserError."""
 
     def __init__(self, at: Address, limit: int, *, plain: bool) -> None:
         self._plain = plain
@@ -208,7 +209,7 @@ class HttpConnection(H11Protocol, asyncio.BufferedProtocol):
             self.transport.resume_reading()
 
     def send_400_response(self, msg: str) -> None:
-        """Answers invalid HTTP with status 400. During an answer, only closes the connection."""
+        """Closes the connection after invalid HTTP. Sends status 400 first, unless an answer has begun."""
         if self.cycle is not None:
             self.cycle.disconnected = True  # the application's answer would come too late
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):

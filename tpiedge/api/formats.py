@@ -78,7 +78,7 @@ class AnswerFormat(ABC):
 @dataclass(frozen=True, slots=True)
 class AnswerForm:
     """A kind of request and answer. `about`: the route's summary. `prefix`: the start of answers' ids. `read` parses
-    requests by `table`. `kind`: the answer's kind; "": clients cannot resume it."""
+    requests by `table`. `kind`: the API's type of answers, like "chat.completion"; "": clients cannot resume them."""
 
     path: str
     about: str

@@ -1,7 +1,8 @@
 """Rewrites a client's JSON schema into one that a grammar can enforce. Pure.
 
-An object has only declared properties, unless its schema allows others. `allOf`, references and conditions of one
-object declare properties together. Each alternative of a choice declares further properties.
+An object has only declared properties, unless its schema allows others. Schemas in `allOf`,
+`if` and the like, and the targets of references, declare properties of the same object. Each alternative of `anyOf` or
+`oneOf` adds properties of its own.
 
 Keywords that a grammar cannot enforce are left out and reported. Annotations and unknown formats are left out without a
 report. `oneOf` is read as `anyOf`."""
@@ -60,8 +61,8 @@ def is_held(pattern: str) -> bool:
 
 
 class GrammarSchema:
-    """A client's schema, rewritten to `schema`. `left_out`: paths of omitted keywords. In methods, `around` has names
-    that the object's other parts declare; None allows all."""
+    """A client's schema, rewritten to `schema`. `left_out`: paths of omitted keywords. The argument `around` of
+    methods has the names that other parts of the same object declare; None: a part allows undeclared names."""
 
     def __init__(self, root: dict[str, Any], prefix: str = "") -> None:
         """`prefix`: the beginning of all definitions' names. Raises SchemaTooLarge."""

@@ -134,7 +134,7 @@ class AdminKey:
 
 
 def admin_link(url: str, code: str) -> str:
-    """Returns a link with the code for the admin key. Browsers send no server the part after #."""
+    """Returns a link with the code for the admin key. Browsers do not send the part after # to servers."""
     return f"{url}/#admin={code}"
 
 

@@ -14,8 +14,8 @@ class Limits:
     (requests that arrive at once).
 
     A refused body is read for `linger_s`. A response may take `answer_s`; None: no limit. Signs of life come every
-    `ping_s`; in a whole answer, the first comes after at most `quiet_s`. A client that does not read is cut off after
-    one to two times `write_s`."""
+    `ping_s`; in an unstreamed answer, the first comes after at most `quiet_s`. A client that does not read is cut off
+    after one to two times `write_s`."""
 
     connections: int = 4096
     body_bytes: int = 4 * MIB

@@ -248,8 +248,8 @@ def read_token_ids(value: str | Sequence[object], param: str, model: ServedModel
 
 
 def answer_limit(prompt: str, maximum: int | None, prompt_tokens: int, model: ServedModel) -> int:
-    """Returns the limit of the answer's tokens: `maximum` (None: ANSWER_TOKENS), at most what fits. `prompt`: the
-    prompt's field. Raises ApiError."""
+    """Returns how many tokens the answer may have: `maximum` (None: ANSWER_TOKENS), but no more than fit.
+    `prompt`: the name of the prompt's field. Raises ApiError."""
     if not prompt_tokens:
         raise refused(f"'{prompt}' is empty: give at least one token", prompt)
     size = f"the prompt has {prompt_tokens} tokens"

@@ -200,7 +200,7 @@ _BEGUN: Final[Mapping[str, Json]] = {
 
 
 class ResponsesFormat(AnswerFormat):
-    """Writes one choice. An item has consecutive content or reasoning, or a call."""
+    """Writes one choice. Each run of text, each run of reasoning and each tool call is one item."""
 
     always_bytes = True
     _number = 0

@@ -90,7 +90,7 @@ class Keys(Protocol):
         """Returns the next message, or None at the end. Blocks."""
 
     def waiting(self) -> contextlib.AbstractContextManager[None]:
-        """Returns a context for an answer, in which nothing is read."""
+        """Returns a context in which an answer is awaited and `read` is not called."""
 
     def keep_history(self, on: bool) -> str:
         """Starts or stops writing messages to the history. Returns a line for the user. Raises UserError, DiskFull."""

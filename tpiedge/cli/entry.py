@@ -36,7 +36,8 @@ def open_standard_files() -> None:
 
 
 class Terminated(BaseException):
-    """Raised on SIGTERM or SIGHUP to end the command. A KeyboardInterrupt may end only an answer."""
+    """Raised on SIGTERM or SIGHUP to end the command. A KeyboardInterrupt may stop an answer while the command
+    goes on."""
 
 
 _SIGNALS = {KeyboardInterrupt: signal.SIGINT, Terminated: signal.SIGTERM}

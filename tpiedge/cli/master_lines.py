@@ -91,8 +91,8 @@ def start_lines(
 
 
 def admin_lines(url: str, admin: AdminKey) -> list[str]:
-    """Returns a link that gives the page the admin key. Returns [] unless `url` is on loopback and standard error is a
-    terminal, because other outputs are kept."""
+    """Returns a line with a link that gives the page the admin key. Returns [] if `url` is not on loopback, or if
+    standard error is no terminal: a log would keep the link."""
     if not (sys.stderr.isatty() and is_loopback(urlsplit(url).netloc)):
         return []
     return [f"to manage the machines there (works once):  {admin_link(url, admin.new_code())}"]
@@ -147,7 +147,7 @@ def watch(
     say: Callable[[str], None],
     manager: ServiceManager,
 ) -> None:
-    """Prints changes of the cluster and workers that wait for admission, until interrupted. Raises the error of a
+    """Prints the cluster's changes, and which workers wait for admission, until interrupted. Raises the error of a
     failed thread."""
     show, callers, freed = Changes(say, manager.status), Callers(say), FreedMemory()
     manager.ready()

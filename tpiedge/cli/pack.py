@@ -145,9 +145,9 @@ def import_gguf(
 ) -> None:
     """Convert a Llama or Qwen model in a GGUF FILE to a pack, with its tokenizer.
 
-    Weights that all have one type, Q4_0, Q8_0, BF16, F16 or F32, stay exact unless --precision says otherwise. Other
-    types may be rounded, and so may weights whose type differs from that of most layers; the command says so. Norms and
-    biases are never rounded. `run` and `master` also take FILE, and import it into the cache the first time."""
+    Weights stay exact if all have the same type (Q4_0, Q8_0, BF16, F16 or F32) and --precision does not say otherwise.
+    Weights of other or mixed types may be rounded; the command says so. Norms and biases are never rounded.
+    `run` and `master` also take FILE, and import it into the cache the first time."""
     _check_name(name, out)
     if not file.exists() and (found := find_model(str(file), cache)).kind == "GGUF file":
         file = found.path

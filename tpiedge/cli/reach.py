@@ -141,8 +141,8 @@ class MasterClient:
     def __init__(
         self, url: str, key: str | None, trust: ssl.SSLContext | None = None, *, own: bool = False
     ) -> None:
-        """`trust`: None for this computer's CAs. `own`: this computer's master, whose lack of memory is a
-        ResourceError."""
+        """`trust`: None for this computer's CAs. `own`: whether the master is on this computer; then its lack
+        of memory raises ResourceError."""
         if trust is not None and urlsplit(url).scheme != "https":
             raise UserError(
                 f"{sanitised(url)[:80]} is without TLS, for which a certificate was given: write https://"

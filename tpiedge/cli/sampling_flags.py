@@ -78,7 +78,7 @@ def sampling_of(flags: dict[str, Any]) -> Sampling:
 
 
 def with_usual(sampling: Sampling, usual: Sampling) -> Sampling:
-    """Replaces values that neither the command line nor settings give by those of `usual`."""
+    """Returns `sampling` with the values of `usual` where neither the command line nor settings give one."""
     return replace(sampling, **{name: getattr(usual, name) for name in _OF_MODELS if is_default(name)})
 
 

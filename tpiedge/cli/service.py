@@ -1,4 +1,4 @@
-"""`tpiedge service` has systemd start, watch and restart a master or a worker."""
+"""`tpiedge service` makes systemd start, watch and restart a master or a worker."""
 
 import getpass
 import json

@@ -58,8 +58,7 @@ ProtectKernelTunables=yes
 
 @dataclass(frozen=True)
 class ServiceUnit:
-    """A systemd service. `account`: the user id that the system's manager runs it as; "": the user's own manager runs
-    it."""
+    """A systemd service. `account`: the user id under which a system service runs; "": the service is the user's."""
 
     verb: str
     command: tuple[str, ...]
