@@ -1,4 +1,4 @@
-"""Computes the layout of a pack's bytes, without files.
+"""Computes the layout of a pack's bytes. Pure.
 
 1. A matrix is stored unit after unit. Units are multiples of ALIGN bytes (for O_DIRECT). A column-parallel matrix has a
    row per output feature, a row-parallel one (o, down; `transposed`) a row per input feature.
