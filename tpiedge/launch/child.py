@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Place:
-    """A node's IP address, and a command that execs the node's command."""
+    """A place for a node: its IP address, and a command prefix that enters the place."""
 
     host: str = "127.0.0.1"
     prefix: tuple[str, ...] = ()

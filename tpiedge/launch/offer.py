@@ -21,7 +21,7 @@ from tpiedge.units import format_bytes, format_seconds
 
 
 class Measurements:
-    """Stores measurements with `threads` threads in `folder`/measured.json."""
+    """Stores measurements in `folder`/measured.json. They were made with `threads` threads."""
 
     def __init__(self, folder: Path, threads: int, wall_clock: Callable[[], float] = time.time) -> None:
         self._path = folder / "measured.json"
@@ -90,12 +90,13 @@ LOOK_S: Final = 2.0  # seconds between two looks at the usable memory
 class MemoryOffer:
     """A machine's offer. `usable`: bytes. `now`: monotonic seconds. Methods return a line for the user, or "".
 
-    1. The offer falls at once when usable memory falls by a PART. It grows when more has been usable for SETTLED_S.
-    2. If a node runs out of memory, though its plan fitted offer and usable memory, the limit is LESS times the plan.
-       The first limit lasts FIRST_S, each later limit AGAIN times as long, up to LONGEST_S. A limit ends if more is
-       usable.
-    3. If the plan exceeded offer or usable memory, the offer falls to usable memory, without a limit.
-    4. If no plan fits the limit, all usable memory is offered until a node runs out again.
+    1. The offer falls at once when usable memory falls by the fraction PART. It grows when more has been usable for
+       SETTLED_S.
+    2. If a node runs out of memory although its plan fitted offer and usable memory, the offer is limited to LESS times
+       the planned memory. The first limit lasts FIRST_S, each later limit AGAIN times as long, up to LONGEST_S. A limit
+       ends if more is usable.
+    3. If the plan exceeded either, the offer falls to usable memory, without a limit.
+    4. If no plan fits the limit, all usable memory is offered until a node runs out.
     """
 
     def __init__(self, usable: int) -> None:

@@ -41,8 +41,8 @@ _NUMBERS = {
 
 
 class PreparedModel:
-    """A model ready to run. `folder` has its text files. `also_called` lists other names, the pack's first.
-    `public_name` replaces a local `path`."""
+    """A model ready to run. `folder` has its text files. `also_called` lists other names; the pack's name comes
+    first. `path` is set if the user named the model by a path; `public_name` is then the pack's name."""
 
     def __init__(
         self,

@@ -90,9 +90,9 @@ def _described(pack: Pack, name: str, context_tokens: int, created: float) -> Se
 
 
 class ServedModels:
-    """Thread-safe. `only`: names of the packs beside `first` that may be served; None: all packs of `cache`.
-    `open_pack(path)` readies a pack's model for the master. When another one is opened, tokenizers of models leave
-    memory but for those of `in_use()`, a collection of packs. Raises UnknownModel for a name in `only`."""
+    """Thread-safe. Beside `first`, requests may name the packs of `cache` that `only` lists by name; None allows all.
+    `open_pack(path)` readies a pack's model for the master. When a model is opened, only `first` and the packs
+    `in_use()` keep their tokenizers in memory. Raises UnknownModel for an unknown name in `only`."""
 
     def __init__(
         self,
@@ -143,7 +143,7 @@ class ServedModels:
         return self._called(bare)
 
     def packed(self, pack: str) -> ServedModel:
-        """Finds a model by its pack's id; the first one if none has it. May open the model."""
+        """Finds a model by its pack's id. Returns `first` if no pack has this id. May open the model."""
         for one in tuple(self._opened.values()):
             if one.digest == pack:
                 return one

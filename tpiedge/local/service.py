@@ -64,8 +64,8 @@ class Service:
         return sorted(self._models.offered, key=lambda one: one.digest != pack)
 
     def use(self, name: str, *, now: bool) -> ServedModel:
-        """Makes the model the next one, as soon as no request runs or waits. `now`: dismisses the requests of other
-        models. Raises like `model`."""
+        """Opens the model. The cluster serves it once no request runs or waits. `now`: dismisses the requests of
+        other models. Raises like `model`."""
         model = self.model(name)
         self._chosen(model.digest)
         if now:
@@ -164,7 +164,7 @@ class Service:
         return found
 
     def clear(self, name: str) -> str:
-        """Ends the worker's wait; returns its name. Raises like `revoke`."""
+        """Ends the worker's wait after a failure; returns its name. Raises like `revoke`."""
         found = self._called(name)
         self._master.clear_worker(found)
         return found

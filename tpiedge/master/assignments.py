@@ -78,7 +78,7 @@ class Served:
 
     @property
     def split_shows(self) -> str:
-        """The reason why last bits depend on the split, or ""."""
+        """The reason why the last bits of logits depend on the split, or ""."""
         if not self.quantised:
             return f"{self.compute} arithmetic"
         return f"parts that travel as {self.wire}" if self.wire != "f32" else self.apart

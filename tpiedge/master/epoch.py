@@ -46,7 +46,7 @@ class NodeState(StrEnum):
 
 @dataclass
 class Member:
-    """Times are seconds on the caller's clock."""
+    """A node of the epoch. Times are seconds on the caller's clock."""
 
     rank: int
     state: NodeState

@@ -125,7 +125,7 @@ class PendingAnswer:
         self.cancel()
 
     def of(self, pack: str) -> bool:
-        """Whether it may run while the model `pack` is served. "": any model."""
+        """Whether it may run while the model `pack` is served. True if `pack` is ""."""
         return not pack or self.request.pack in ("", pack)
 
     @property

@@ -94,9 +94,9 @@ class LossPlans:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """Predicted seconds per token: `now_s` now, `then_s` after a machine left or joined. Without a plan, they are None.
-    `why`: the reason why there is no plan then. `machines`: how many have a part then. `takes_part`: whether the
-    machine that leaves or joins has a part."""
+    """Predicted seconds per token before (`now_s`) and after (`then_s`) a machine leaves or joins; None without a plan.
+    `why`: the reason if there is no plan afterwards. `machines`: how many have a part afterwards. `takes_part`: whether
+    the machine that leaves or joins has a part."""
 
     now_s: float | None
     then_s: float | None

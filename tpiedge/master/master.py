@@ -131,7 +131,7 @@ class Master:
         return {status.pack, status.next_pack, *self.requests.packs}
 
     def choose_model(self, pack: str) -> Future[None]:
-        """Makes an added model the next one, as soon as no request runs or waits."""
+        """Chooses an added model. The cluster serves it once no request runs or waits."""
         done: Future[None] = Future()
 
         def choose() -> None:

@@ -8,7 +8,7 @@ Laws:
 4. The waiting request with most `deaths` starts first. A quarantined request (`journal.py`) runs alone; while it waits,
    no new request starts.
 5. A request starts once its grammar is compiled. Clients are charged for compile time.
-6. A request starts only while its model is served (`turns.py`). One without a model (`pack`) takes any."""
+6. A request starts only while its model is served (`turns.py`). A request without a `pack` fits any model."""
 
 import math
 import threading
@@ -107,8 +107,8 @@ class RequestQueue:
 
     @property
     def models(self) -> dict[str, str]:
-        """The packs that requests wait for, each with the client of its first request. Packs of requests with readers
-        alone, if there are any."""
+        """The packs that requests wait for, each with the client of its first request. If some of the requests have
+        readers, the other requests do not count."""
         with self._lock:
             named = [one for one in self._waiting if one.request.pack]
             read = [one for one in named if one.has_reader]
@@ -176,7 +176,8 @@ class RequestQueue:
         return answering
 
     def postpone(self, count: int, client: str) -> None:
-        """Counts `count` later requests as waiting; a negative `count` withdraws some. Raises QueueFull."""
+        """Adds `count` requests, which are submitted later, to `waiting`. A negative `count` removes some. Raises
+        QueueFull."""
         with self._lock:
             if count < 0:
                 self._postponed.release(client, -count)
@@ -199,8 +200,8 @@ class RequestQueue:
         return answering
 
     def prepare(self, compile_next: Callable[[GenerationRequest, str], None], pack: str = "") -> bool:
-        """Passes a request of the model `pack` and its grammar's group to `compile_next`. Returns False if no grammar
-        may be compiled now."""
+        """Passes a request of the model `pack`, and the name from `Compiling.start`, to `compile_next`. Returns False
+        if no grammar may be compiled now."""
         with self._lock:
             one = self._compiling.next([one for one in self._waiting if one.of(pack)], self._scheduler)
             if one is None:
@@ -312,8 +313,8 @@ class RequestQueue:
                 one.pause(why)
 
     def explain(self, why: str, *, serving: bool, pack: str = "", other: str = "") -> None:
-        """Tells readers `why` requests pause or, unless `serving`, do not begin. `other`: what readers of other models
-        than `pack` are told."""
+        """Tells `why` to readers of paused requests. Unless `serving` is true, also tells readers of requests that
+        have not begun. `other`: what readers of other models than `pack` are told."""
         with self._lock:
             for one in (*self._running.values(), *self._waiting):
                 if not one.of(pack):

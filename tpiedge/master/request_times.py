@@ -145,7 +145,7 @@ class Reading:
 
 
 class ReadingProgress:
-    """Progress of one prompt in one epoch. The first report starts the rate."""
+    """Progress of one prompt in one epoch. The rate counts tokens after the first report."""
 
     def __init__(self) -> None:
         self._done = self._before = 0

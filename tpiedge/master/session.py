@@ -211,7 +211,7 @@ class Session:
         self._watch.add(request.id, self._clock.now())
 
     def compile(self, request: GenerationRequest, group: str) -> None:
-        """Sends the request's grammar to rank 0. Raises ProtocolError like `generate`."""
+        """Sends the request's grammar to rank 0. `group`: see Compiling.start. Raises ProtocolError."""
         self._to_node(control.Compile(self.number, request, group), 0)
         self._watch.add(request.id, self._clock.now())
 
@@ -259,7 +259,7 @@ class Session:
         return self._counters[rank].counted(self._clock.now())
 
     def slowdowns(self) -> Mapping[str, Sequence[float]]:
-        """Returns workers' slowdowns in the last WINDOWS windows. Call it every heartbeat."""
+        """Returns workers' slowdowns in the latest windows of `Speeds`. Call it every heartbeat."""
         counted = [self.counted(rank) for rank in range(len(self.assignments))]
         latest = {rank: one.latest for rank, one in enumerate(counted) if one is not None}
         self._speeds.update(latest, self._clock.now())

@@ -42,7 +42,7 @@ class RankZero(NodeSlot):
     _owns_snapshots: bool = True  # the folder's lock lets only one master run
 
     def insist(self) -> bool:
-        """Offers more memory if no plan fits; returns whether the offer grew."""
+        """Offers all usable memory. Call it if no plan fits. Returns whether the offer grew."""
         before = self.memory_bytes
         self._tell(self.memory.insist(self._usable_memory(), self._clock.now()))
         return self.memory_bytes > before
@@ -53,7 +53,7 @@ class RankZero(NodeSlot):
 
 
 def send_if_connected(hub: ZmqHub, message: Message, to: str) -> None:
-    """Sends in the hub's thread; does not wait. Ignores absent peers. Raises ProtocolError."""
+    """Sends without waiting. Call it in the hub's thread. Ignores absent peers. Raises ProtocolError."""
     try:
         hub.send(message, to=to, timeout_s=0.0)
     except (Unreachable, EndpointClosed):

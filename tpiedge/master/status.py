@@ -69,11 +69,10 @@ class ClusterStatus:
     """The whole cluster. `reason`: why it is not ready, or the last event. `epoch`: 0 before the first plan.
 
     `collective`: the all-reduce of a token; `bulk_collective`: the all-reduce of a chunk; "" for one node.
-    `split_shows`: why last bits depend on the split, or "". `links`: between workers. `failed`: the thread that failed.
-    `model`: the name of the model that is served, or about to be; "" if only one is known. `pack`: the id of its
-    weights. `next_pack`: of the model that is next, or "".
-    `asleep`: no weights are in memory, and the next request loads them. `histograms`: only if asked for
-    (Master.observe)."""
+    `split_shows`: see Served. `links`: between workers. `failed`: the thread that failed. `model`: the name of the
+    model that is served, or about to be; "" if only one is known. `pack`: the id of its weights. `next_pack`: the id of
+    the next model's weights, or "". `asleep`: no weights are in memory, and the next request loads them. `histograms`:
+    only if asked for (Master.observe)."""
 
     ready: bool
     reason: str
@@ -111,8 +110,8 @@ def node_statuses(
     *,
     quantised: bool,
 ) -> tuple[NodeStatus, ...]:
-    """Describes all machines. `spare`: why they have no part. `prefetched`: their disks. `quantised`: whether speeds
-    are those of quantised weights."""
+    """Describes all machines. `spare`: why they have no part. `prefetched`: reports on their disks. `quantised`:
+    whether speeds are those of quantised weights."""
     workers = [
         _worker(
             one, sessions, spare.get(one.name), prefetched.get(one.name, _UNKNOWN), now, quantised=quantised
