@@ -1,21 +1,12 @@
 """Decides which model the cluster serves.
 
 Laws:
-1. Among models with waiting requests, the one that served longest ago is next. While its session is prepared, the
-   served model goes on.
-<<<<<<< HEAD
-2. A turn ends once no request of its model runs or waits. It also ends once TURN times the switch's duration has
-   passed, both since its begin and since the next model was chosen. Then answers pause until their next turn.
-3. The client whose request caused a switch is charged its time.
-4. If a model cannot be served, its requests fail, or wait for a lost machine, and the previous model goes on.
-=======
-2. A turn ends once no request of its model runs or waits. It also ends TURN times the switch's duration after the turn
-   began or the next model was chosen, whichever is later. Then answers pause until their next turn.
-3. The client whose request caused a switch is charged the switch's time.
-4. If a model cannot be served, its requests fail, and the previous model goes on. A lost machine only causes another
-   plan.
->>>>>>> p4
-5. An administrator's choice is next once the served model is idle."""
+1. Among models with waiting requests, the one that served longest ago is next. An administrator's choice is next once
+   the served model is idle. While the next session is prepared, the served model goes on.
+2. A turn ends once no request of its model runs or waits. If a request waits for the next model, the turn also ends
+   TURN times the switch's duration after it began or the next model was chosen, whichever is later. Then answers pause
+   until their next turn. The client whose request caused a switch is charged the switch's time.
+3. If a model cannot be served, its requests fail, or wait for a lost machine, and the previous model goes on."""
 
 import math
 from dataclasses import dataclass, field
@@ -73,12 +64,8 @@ class Turns:
         return self.chosen or ("" if self.served.pack == self.wanted.pack else self.wanted.pack)
 
     def choose(self, serving: Session | None, *, idle: bool) -> bool:
-<<<<<<< HEAD
-        """Chooses the wanted model. Returns whether it changed, or woke. `serving`: the session that is ready. `idle`:
-        no request runs or waits."""
-=======
-        """Chooses the wanted model. Returns whether it changed or `asleep` ended. `idle`: no request runs or waits."""
->>>>>>> p4
+        """Chooses the wanted model. Returns whether it changed or `asleep` ended. `serving`: the session that is ready.
+        `idle`: no request runs or waits."""
         now = self._clock.now()
         self._idle_since = None if not idle else now if self._idle_since is None else self._idle_since
         if self.asleep:
@@ -126,17 +113,10 @@ class Turns:
                 self._requests.charge(self._client, session.start_s)
             self.served, self._client = self.known[session.served.pack_id], None
 
-<<<<<<< HEAD
     def failed(self, pack: str, error: TpiedgeError, *, again: bool = False) -> bool:
-        """Returns to the previous model if `pack` is another one. Returns whether it is. `again`: its requests do not
-        fail, and it is tried again soon."""
-        if pack in ("", self.served.pack):
-=======
-    def failed(self, pack: str, error: TpiedgeError) -> bool:
         """Fails the requests of the model `pack`, and makes the served model the wanted one again. Changes nothing and
-        returns False if `pack` is served, or no model is."""
-        if self.served is None or pack in ("", self.served.pack):
->>>>>>> p4
+        returns False if `pack` is served. `again`: its requests wait, and it is tried again soon."""
+        if pack in ("", self.served.pack):
             return False
         if again:
             self._held[pack] = self._clock.now() + 5.0
