@@ -201,6 +201,16 @@ def test_nodes_link_prints_a_link_to_this_computers_page(command, tmp_path):
         command(nodes, "link")
 
 
+def test_second_master_is_told_how_to_switch_the_model(tmp_path):
+    folder = tmp_path / "master"
+    with (
+        only_master(folder),
+        pytest.raises(UserError, match="'tpiedge use MODEL' switches"),
+        only_master(folder),
+    ):
+        pass
+
+
 @pytest.mark.parametrize("command", [nodes, chat])
 def test_command_without_a_master_says_how_to_start_one(tmp_path, command):
     replace_private(tmp_path / "master" / "admin.json", {"url": "http://127.0.0.1:1", "secret": "s"})

@@ -81,8 +81,8 @@ def only_master(folder: Path) -> Iterator[None]:
             raise cannot_write(lock.path, error, words) from None
         if not alone:
             raise UserError(
-                f"a master already runs (process {holder_of(lock.path)}) with the state in {folder.parent}: stop it, "
-                "or give this one its own --state, --listen and --http"
+                f"a master already runs (process {holder_of(lock.path)}) with the state in {folder.parent}: 'tpiedge "
+                "use MODEL' switches its model; else stop it, or give this one its own --state, --listen and --http"
             )
         yield
 

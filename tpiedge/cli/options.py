@@ -141,6 +141,8 @@ def usage_words(error: click.ClickException) -> str:
         return value_words(words, error)
     if error.ctx is None:
         return words
+    if "extra argument" in words and any(one.name == "prompt" for one in error.ctx.command.params):
+        return f"{words.removesuffix('.')}: a prompt is given as --prompt 'TEXT'"
     return f"{words.removesuffix('.')}: '{error.ctx.command_path} --help' lists what there is"
 
 

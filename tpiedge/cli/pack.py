@@ -203,4 +203,6 @@ def _tell(
     notes = [format_bytes(report.nbytes), done, *(["verified"] if flags["verify"] else []), *more]
     click.echo(f"{report.path} ({', '.join(notes)})")
     if name is not None:
-        click.echo(f"called {name}: tpiedge run {name}", err=True)
+        has_text = (report.path / TEXT_FOLDER / "tokenizer.json").is_file()
+        prompt = "" if has_text else " --prompt-ids 1,2,3  (it has no tokenizer)"
+        click.echo(f"called {name}: tpiedge run {name}{prompt}", err=True)

@@ -220,7 +220,8 @@ class MasterClient:
     def _error_of(self, refusal: HttpRefusal) -> TpiedgeError:
         if refusal.status == httpx.codes.UNAUTHORIZED:
             wants = "refuses this API key" if "Authorization" in self._http.headers else "needs an API key"
-            return UserError(f"the master {wants}: give --api-key, or set TPIEDGE_API_KEY")
+            makes = "'tpiedge keys add NAME' on its computer makes one"
+            return UserError(f"the master {wants}: give --api-key, or set TPIEDGE_API_KEY ({makes})")
         body = _json(refusal.data)
         error = body.get("error") if isinstance(body, dict) else None
         message, code = (error.get("message"), error.get("code")) if isinstance(error, dict) else (None, None)

@@ -1,8 +1,8 @@
 """Drafts tokens from a sequence's own text (prompt lookup decoding), and decides how many drafts a step takes. Pure.
 
 1. A guess repeats the tokens after an earlier match of the text's end. The longest match counts, and the latest of
-   equally long ones. Without a match, the guess continues near the place where a long match failed shortly before, if
-   there is one. The batcher limits a guess to `MAX_DRAFTED` tokens.
+   equally long ones. Without a match, the guess continues near the place where a long match failed just before.
+   The batcher limits a guess to `MAX_DRAFTED` tokens.
 2. A step takes the guesses that maximise its expected tokens per second.
 3. Drafts may cost a sequence the part `_RISK` of its answer's time without drafts, plus the time of `_CREDIT` tokens.
    Later drafts may also spend the time that earlier ones saved, at most the time of `_GAINED` tokens.

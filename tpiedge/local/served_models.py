@@ -11,7 +11,7 @@ from pathlib import Path
 from tpiedge.errors import UserError
 from tpiedge.local.catalogue import StoredPack, packs_folder, stored_packs
 from tpiedge.local.prepare import USUAL, PreparedModel
-from tpiedge.model.source import HubCache, HubName, parse_hub_name
+from tpiedge.model.source import HubName, parse_hub_name
 from tpiedge.model.spec import config_of_pack
 from tpiedge.model.template import ChatTemplate
 from tpiedge.model.tokenizer import Tokenizer
@@ -186,8 +186,8 @@ class ServedModels:
         message = f"the model {name[:100]!r} is not served here; {named} {'are' if len(served) > 1 else 'is'}"
         if self._only is not None:
             raise UnknownModel(f"{message}: --switch or --models of the master allows no other")
-        if hub is not None and any(str(one.name).lower() in wanted for one in HubCache(self._cache).pulled()):
-            message += f" (it is pulled: 'tpiedge use {name[:100]}' on the master's computer makes it ready)"
+        if hub is not None:
+            message += f" ('tpiedge use {name[:100]}' on the master's computer fetches it and makes it ready)"
         raise UnknownModel(message)
 
 

@@ -14,6 +14,7 @@ from tpiedge.sanitise import sanitised_line
 from tpiedge.units import format_seconds
 
 PLANNED: Final = "switching to a new plan"  # replaces a serving one
+LOADING: Final = "loading the weights"  # of a model that was not served or was unloaded
 EVENTS: Final = 100
 
 MachineEvent: TypeAlias = Literal["joined", "left", "lost", "drained", "undrained", "cleared", "revoked"]
@@ -153,10 +154,10 @@ class History:
         ]
         return f"waiting for {', '.join(gone)}" if self._loss and gone else reason
 
-    def going_on(self, machines: Collection[str]) -> str:
+    def going_on(self, machines: Collection[str], *, new_model: bool = False) -> str:
         """Returns what to tell clients when the workers `machines` take over."""
         if not self._loss:
-            return PLANNED
+            return LOADING if new_model else PLANNED
         if self._members is None:
             return self._loss
         without = self._hosts(name for name in self._members if name not in machines)

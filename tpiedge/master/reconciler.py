@@ -15,7 +15,7 @@ from tpiedge.clock import Clock
 from tpiedge.errors import PeerError, TpiedgeError
 from tpiedge.master.assignments import Assignments
 from tpiedge.master.blame import Failure
-from tpiedge.master.history import History
+from tpiedge.master.history import LOADING, History
 from tpiedge.master.loss_plans import LossPlans
 from tpiedge.master.request_queue import RequestQueue
 from tpiedge.master.roster import Roster
@@ -152,9 +152,10 @@ class Reconciler:
             self._requests.fail_all(self.not_serving(), self.turns.wanted.pack)
         takes_over = sessions.serving or sessions.coming
         if self.turns.waking and not self._planless:
-            why = "loading the weights"
+            why = LOADING
         elif takes_over is not None:
-            why = self.history.going_on(takes_over.machines)
+            new_model = takes_over.served.pack_id == self.turns.next_pack
+            why = self.history.going_on(takes_over.machines, new_model=new_model)
         elif self._planless and self._known == self._roster.generation:
             why = self.history.waiting(self._reason)
         else:
@@ -184,7 +185,7 @@ class Reconciler:
                 return
             snapshot = self._switching.snapshot(serving)
             self._requests.interrupt(self.history.planned(), since=self._switching.since)
-        self._reason = "loading the weights"
+        self._reason = LOADING
         self._sessions.switch(coming, snapshot)
         name = coming.served.name if len(self.turns.known) > 1 else ""
         self.history.began(coming.assignments, replaces=serving is not None, name=name)

@@ -177,5 +177,5 @@ def test_error_after_an_empty_reply_suggests_tls(monkeypatch: pytest.MonkeyPatch
 def test_missing_and_wrong_api_keys_have_their_own_errors(
     monkeypatch: pytest.MonkeyPatch, key: str | None, words: str
 ) -> None:
-    with pytest.raises(UserError, match=f"the master {words}: give --api-key"):
+    with pytest.raises(UserError, match=f"the master {words}: give --api-key.*tpiedge keys add"):
         talk(monkeypatch, lambda _request: httpx.Response(401), key)

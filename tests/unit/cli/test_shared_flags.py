@@ -88,6 +88,7 @@ _RUN = click.Command(
         click.Option(["--nodes"]),
     ],
 )
+_CHAT = click.Command("chat", params=[click.Option(["--prompt"])])
 _SHELL = click.Argument(["shell"], type=click.Choice(["bash", "zsh"]))
 _COMMANDS = [
     click.Command("complete", params=[_SHELL]),
@@ -108,6 +109,7 @@ _WORKERS = "is not a whole number: give one from 0 to 126"
         (_RUN, "--modl x", "No such option '--modl'. Did you mean '--model'?"),
         (_RUN, "--zebra", "No such option '--zebra': 'tpiedge --help' lists what there is"),
         (_RUN, "x", "Got unexpected extra argument (x): 'tpiedge --help' lists what there is"),
+        (_CHAT, "x", "Got unexpected extra argument (x): a prompt is given as --prompt 'TEXT'"),
         (_GROUP, "lss", "No such command 'lss'. Did you mean 'ls'?"),
         (_GROUP, "zebra", "No such command 'zebra': 'tpiedge --help' lists what there is"),
         (_GROUP, "complete", "Missing argument '{bash|zsh}'. Choose from: bash, zsh"),

@@ -107,6 +107,11 @@ def test_paths_and_unknown_names_open_nothing(opening: Opening, cache: Path, tmp
     assert opening.opened == []
 
 
+def test_model_of_the_hub_is_refused_with_the_verb_that_fetches_it(opening: Opening, cache: Path) -> None:
+    with pytest.raises(UnknownModel, match=r"are \('tpiedge use qwen3:0\.6b' on the master's computer"):
+        opening.models(cache).find("qwen3:0.6b")
+
+
 @pytest.mark.parametrize(("only", "offered"), [([], 1), (["Tiny-f32"], 2), (["Tiny-q8", "fox"], 1)])
 def test_only_named_models_are_offered(opening: Opening, cache: Path, only: list[str], offered: int) -> None:
     models = opening.models(cache, only)

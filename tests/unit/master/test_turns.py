@@ -112,9 +112,10 @@ def test_three_models_have_turns_in_a_circle(story: Models) -> None:
 
 def test_switch_is_charged_to_the_client_that_caused_it(story: Models) -> None:
     story.loads = False
-    story.ask("r-1", OTHER, "ann")
+    asked = story.ask("r-1", OTHER, "ann")
     story.wait_for(lambda: not story.ready)
     story.wait(4.0)
+    assert read(asked)[-1] == Paused("loading the weights")
     for rank in range(2):
         story.node(rank, story.epoch).ready()
     story.wait_for_model(OTHER)
