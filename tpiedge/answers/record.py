@@ -31,7 +31,7 @@ RecordedEvent: TypeAlias = tuple[int, Token | PromptScores | Finished]
 @dataclass(frozen=True, slots=True)
 class Question:
     """An accepted request. `name`: the answer's id. `requests`, `stops`: one for each choice; without stop strings,
-    `stops` is empty. `nbytes`: estimated memory."""
+    `stops` is empty. `nbytes`: estimated memory. `about`: the AcceptedRequest."""
 
     name: str
     requests: tuple[GenerationRequest, ...]

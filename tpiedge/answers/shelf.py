@@ -1,8 +1,8 @@
 """All answers, and their bounds.
 
-Answers without a reader take at most LEFT_BYTES of memory, and one client's answers take at most half of it. If answers
-exceed a limit, the client that holds most loses its oldest answers. At most MOST_RECOVERED answers of the previous
-master stay. Unfinished answers are preferred to finished ones, then newer to older ones."""
+Answers without a reader take at most LEFT_BYTES of memory, and one client's answers take at most half of it. Above
+a limit, the client with the most bytes loses the answer that has waited longest. At most MOST_RECOVERED answers of the
+previous master stay; unfinished answers are chosen before finished ones, and newer answers before older ones."""
 
 import logging
 import threading

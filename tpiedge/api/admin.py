@@ -42,7 +42,7 @@ _PLAN_S = 30.0
 
 
 class Admin:
-    """Makes the routes under /admin. No other routes use `intake`."""
+    """Makes the routes under /admin. `intake` must serve only these routes."""
 
     def __init__(self, service: Service, intake: Intake, guard: Guard) -> None:
         self._service = service

@@ -51,7 +51,7 @@ async def read_body(
 
 
 async def discard(receive: Receive, limit_s: float) -> None:
-    """Reads and drops the body for `limit_s`. Closing a connection with unread bytes would reset it."""
+    """Reads and drops the body, for at most `limit_s`. Closing a connection with unread bytes would reset it."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(limit_s):
             while (message := await receive())["type"] == "http.request" and message.get("more_body", False):
@@ -104,7 +104,7 @@ def parse(
     data: bytes | bytearray, most: int, before: int = 0, errors: str = "strict", **hooks: Any
 ) -> tuple[Any, int]:
     """Returns (value, count). The count is `before` plus about one per value. `errors` goes to decode(), `hooks` to
-    json.loads(). Raises ValueError. Raises Excessive if the count exceeds `most` or the depth MAX_DEPTH."""
+    json.loads(). Raises ValueError. Raises Excessive if the count exceeds `most` or the depth exceeds MAX_DEPTH."""
     count = before + sum(map(data.count, (b",", b"[", b"{")))
     if count > most:
         raise Excessive(f"has more than {most} values")

@@ -21,7 +21,7 @@ _OTHERWISE: Final = ("state", "cache", "config", "token", "api_keys")  # given i
 
 
 def secret_file(verb: str) -> Path:
-    """Returns the file for a service's token or API keys, if flags gave them."""
+    """Returns the path of a file that keeps the token or the API keys given to a service as flags."""
     return user_config_path("tpiedge") / f"service-{verb}.secret"
 
 
