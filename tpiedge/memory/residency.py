@@ -8,8 +8,8 @@ Laws
 1. A block is ready only when all its pieces are read.
 2. Memory is not reused or given back while it is used or written to. A piece has one place at a time.
 3. An entered block becomes ready once all requested reads are complete.
-4. Pins change only between two blocks. A piece that loses its pin is dropped before the next read, or after its own
-   read.
+4. Pins change only between two blocks. A piece that loses its pin during its read is dropped afterwards, otherwise
+   before the next read.
 """
 
 from collections import deque
@@ -140,7 +140,7 @@ class Residency:
         return self._settle()
 
     def places(self, block: int) -> "list[int | None] | None":
-        """Returns the ring offset of each piece of the block (None: pinned), or None unless the block is ready."""
+        """Returns the ring offset of each piece of the block (None: pinned). Returns None if the block is not ready."""
         found: list[int | None] = []
         for use, piece in enumerate(range(self._first[block], self._first[block + 1]), self._front):
             entry = self._streamed.get(use)

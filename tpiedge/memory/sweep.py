@@ -1,7 +1,7 @@
 """Lists the pieces that a node reads in a sweep, in the order of use, and chooses the pinned ones. Pure.
 
-Pins are spread evenly over the sweep (TPI-LLM, equations 9 and 10). Free memory of the KV cache holds further pins.
-These are taken in a fixed order, so a growing cache only unpins pieces.
+Pins are spread evenly over the sweep (TPI-LLM, equations 9 and 10). Memory that the KV cache does not use holds
+further pinned pieces. They are chosen in a fixed order, so a growing cache only unpins pieces.
 """
 
 from bisect import bisect_right
@@ -122,7 +122,7 @@ class Placement:
 
 
 class SparePins:
-    """Adds pins to `placement` for spare bytes. If all pieces fit, there is no ring."""
+    """Extends a placement: spare bytes hold further pinned pieces. If all pieces fit, there is no ring."""
 
     def __init__(self, sizes: Sequence[int], placement: Placement) -> None:
         self._order = in_turn([piece for piece in range(len(sizes)) if piece not in placement.pinned])

@@ -96,7 +96,8 @@ class NodeWeights:
         return self._kept or None
 
     def make_room(self, kv_bytes: int) -> None:
-        """Leaves `kv_bytes` of the lent memory to the KV cache, from this sweep on."""
+        """Changes the pins so that the KV cache can use `kv_bytes` of the memory that it lends to weights. Call it
+        between two blocks."""
         if self._scheduler is None or self._kept:
             return
         now = self._spare.placement(self._kv_bytes - kv_bytes)

@@ -31,8 +31,8 @@ def chat_prompt(
     variables: Mapping[str, Any] | None = None,
     begun: bool = False,
 ) -> str:
-    """Renders a prompt. With `begun`, the last message begins the answer and ends the prompt. Raises like
-    `template.render`."""
+    """Renders a prompt. If `begun`, the last message is the beginning of the answer and the end of the prompt. Raises
+    like `template.render`."""
     render = partial(template.render, tools=tools, variables=variables)
     calls = any(message.get("tool_calls") for message in messages)
     habits = template.habits(tools) if calls else CALLS_AS_OBJECTS

@@ -226,7 +226,7 @@ def _same_numbers(one: StoredTensor, other: StoredTensor) -> bool:
 
 
 def weight_map(folder: Path) -> Mapping[str, str]:
-    """Returns tensor -> file name from the index, or {} beside model.safetensors."""
+    """Returns tensor -> file name from the index. Returns {} if the folder has model.safetensors."""
     if has_file(folder, SINGLE):
         return {}
     if not has_file(folder, INDEX):

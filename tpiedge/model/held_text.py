@@ -1,4 +1,5 @@
-"""Holds text that arrives in pieces, and follows JSON in it, for readers that are generators. Pure."""
+"""Holds text that arrives in pieces, and follows JSON values in it. Its readers are generators, which yield for more
+text. Pure."""
 
 import json
 import math

@@ -1,15 +1,15 @@
-"""Finds tokens that files beside `tokenizer.json` name, in the order of transformers 5, and tokens that end an answer.
+"""Finds tokens named in files beside `tokenizer.json`, in the order of transformers 5. Finds tokens that end an answer.
 
 Laws of transformers:
 
-1. With `added_tokens_decoder` in tokenizer_config.json, special_tokens_map.json and added_tokens.json add nothing.
-   Without it, special_tokens_map.json overrules tokenizer_config.json.
-2. Ids go to tokens of `added_tokens_decoder` (or of added_tokens.json and tokenizer.json) by number; then to named
-   tokens ("eos_token"); then to other special tokens.
+1. If tokenizer_config.json has `added_tokens_decoder`, special_tokens_map.json and added_tokens.json add no tokens.
+   Otherwise special_tokens_map.json overrules tokenizer_config.json.
+2. Ids go first to tokens of `added_tokens_decoder` (or of added_tokens.json and tokenizer.json), in the order of their
+   numbers; then to named tokens ("eos_token"); then to other special tokens.
 3. A named token is special.
 
-Tokens that end an answer are known by their texts. A text that people write, like </s>, must be a mark in the
-vocabulary.
+Tokens that end an answer are known by their texts. A text that people write, like </s>, ends an answer only if its
+token is a mark.
 """
 
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence

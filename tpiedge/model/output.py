@@ -2,11 +2,11 @@
 and `</think>` at the answer's beginning; some templates open it in the prompt.
 
 Laws:
-1. The cuts of the text into pieces change only the cuts of the output.
-2. Without calls and reasoning, the content is the text. A call without valid JSON, a known tool or an object of
-   arguments is content. A begun call that breaks off ends there; later text is content.
+1. How text is cut into pieces changes only how the output is cut.
+2. Without calls and reasoning, the content is the text. A call is content if its JSON is invalid, its tool is unknown
+   or its arguments are not an object. If a begun call breaks off, it ends there; later text is content.
 3. White space around calls and reasoning is left out.
-4. In a truncated answer, text from an unfinished call's opening mark on is not content. If calls are required, no text
+4. In a truncated answer, an unfinished call is not content, from its opening mark on. If calls are required, no text
    is content.
 """
 

@@ -154,7 +154,8 @@ _SIZE = re.compile(r"[:-]e?(\d{1,4}(?:\.\d{1,4})?)([mb])\b")
 
 
 def unsupported(name: str) -> str | None:
-    """Returns a message that `name` is of an unsupported family, with aliases of about its size; else None."""
+    """Returns a message if `name` is of an unsupported family, else None. The message names aliases of similar
+    size."""
     if not _UNSUPPORTED.fullmatch(name):
         return None
     wanted = _billions(name) or 4.0  # which runs well on a few weak machines

@@ -48,8 +48,8 @@ class Quantisation:
 
     @staticmethod
     def of(config: ConfigFields, old: tuple[Path, bytes] | None = None) -> "Quantisation | None":
-        """Reads config.json or, without quantisation there, the `old` file (path, content). Returns None for plain
-        weights."""
+        """Reads config.json, or the `old` file (path, content) if config.json describes no quantisation. Returns None
+        for plain weights."""
         if old and QUANTISATION_KEY not in config.values:
             path, data = old
             renamed = {_OLD_NAMES.get(key, key): one for key, one in parse_json(data, str(path)).items()}
@@ -106,7 +106,7 @@ def rounded_matrices(
     quality: Quality | None,
     quantisation: Quantisation | None = None,
 ) -> Iterator[str]:
-    """Yields a line of text for each type of rounded matrices. Without `quality`, a GGUF tensor's type decides whether
+    """Yields lines like "7 matrices of Q6_K are rounded to q8". Without `quality`, a GGUF tensor's type decides whether
     it was rounded."""
     noisy = {one.tensor for one in quality.tensors if one.error.noise > 0} if quality else set()
     found: Counter[tuple[str, str]] = Counter()

@@ -30,8 +30,8 @@ class TemplateRefusal(UserError):
 
 @dataclass(frozen=True, slots=True)
 class TemplateHabits:
-    """The forms of calls that a template takes. `text_arguments`: arguments are JSON text, not objects. `contents`:
-    texts beside calls, best first."""
+    """The forms of calls that a template takes. If `text_arguments`, arguments are JSON text, not objects.
+    `contents` has the forms of empty content beside calls ("" or None), best first."""
 
     text_arguments: bool = False
     contents: tuple[str | None, ...] = ("",)

@@ -4,9 +4,9 @@ immutable sandbox hides Python's objects. Memory, CPU time and files are limited
 `text_process.py` starts `python -I -S text_child.py FOLDER...`. A FOLDER has packages. Standard input is a socket.
 Nothing of tpiedge is imported, for a fast start.
 
-A frame has its body's length (u32), a letter, a number (u16) and the body. A job's number limits its CPU seconds. Jobs:
-`O` opens a tokenizer.json, its body. Other jobs have JSON: `L` limits memory, `R` renders, `A` adds tokens, `E`
-encodes, `C` counts. Answers: `j` has JSON, `e` an error, `l` the limit that was met.
+A frame has its body's length (u32), a letter, a number (u16) and the body. A job's number limits its CPU seconds. The
+body of job `O` is the tokenizer.json to open. Other jobs have JSON: `L` limits memory, `R` renders, `A` adds tokens,
+`E` encodes, `C` counts. Answers: `j` has JSON, `e` an error, `l` the limit that was met.
 """
 
 import base64

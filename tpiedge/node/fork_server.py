@@ -1,10 +1,11 @@
 """Runs a fork server: `python -m tpiedge.node.fork_server`.
 
-The server imports torch once and forks a node for each bootstrap. The server ends with its parent, and the nodes end
-with the server. Standard input is a socket, on which the parent sends:
+The server imports torch once and forks a node for each bootstrap (`NodeBootstrap`). The server ends with its parent,
+and the nodes end with the server. Standard input is a socket, on which the parent sends lines:
 
-- The number of threads to measure with; 0 means no measurement. The report goes to standard output.
-- Bootstraps, each with three open files: the node's standard input, its log, and a pipe for its pid and exit status.
+- First the number of threads to measure with; 0 means no measurement. The report goes to standard output.
+- Then bootstraps, each with three open files: the node's standard input, its log, and a pipe for its pid and exit
+  status.
 """
 
 import contextlib

@@ -1,5 +1,5 @@
-"""Measures the links between nodes before an epoch's first step. The nodes take turns and time echoes over their tensor
-connections."""
+"""Measures the links between nodes before an epoch's first step. The nodes take turns. Each measures echoes over its
+tensor connections."""
 
 import math
 import platform

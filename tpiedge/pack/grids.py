@@ -26,7 +26,8 @@ _LEAST, _MOST = -100, 100  # 2**exponent and its reciprocal are normal numbers, 
 
 
 def grid_exponents(pack: Pack) -> Exponents:
-    """Computes the exponents from some kilobytes of every layer. Raises UserError."""
+    """Computes the exponents of the grids' steps, (o, down) per layer, from some kilobytes of the layer. Raises
+    UserError."""
     if not pack.precision.quantised:
         return ()
     of_blob: dict[str, tuple[int, int]] = {}

@@ -4,7 +4,8 @@
 2. no key and no tensor's name occurs twice;
 3. every tensor begins at a multiple of the alignment and ends in the file, and no two overlap.
 
-A wrong length costs no memory. A split file has its keys in its first part, and every part describes its own tensors.
+No memory is allocated for a length beyond these limits. A split file has its keys in its first part, and every part
+describes its own tensors.
 """
 
 import hashlib
