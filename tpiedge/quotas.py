@@ -1,6 +1,6 @@
 """Limits each client's use of a total. Pure. A client is an API key or an address.
 
-Law: a client's use grows to at most half of the total, rounded up, and to at most what was free before.
+Law: a client's use never grows beyond half of the total, rounded up, nor beyond the amount that was free before.
 """
 
 import heapq
@@ -18,8 +18,8 @@ def within_quota(own: int, taken: int, total: int, count: int = 1) -> bool:
 
 
 def over_quota(held: Sequence[tuple[str, int]], total: int) -> Iterator[int]:
-    """Yields the indexes of entries to drop until the law holds. `held` has (client, amount) pairs, the oldest first.
-    The client that holds most loses its oldest entry."""
+    """Yields the indexes of entries to drop until neither `total` nor a quota is exceeded. `held` has (client,
+    amount) pairs, the oldest first. The client that holds most loses its oldest entry."""
     of_clients: dict[str, deque[int]] = {}
     for number, (client, _) in enumerate(held):
         of_clients.setdefault(client, deque()).append(number)

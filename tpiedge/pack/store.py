@@ -4,7 +4,7 @@
     blobs/ID.hashes     its table of hashes, which the id vouches for
     blobs/ID.present    one bit per range that is there (shard_copy.py)
     packs/PACK/         manifest.json and a link to blobs/, for `Pack.open`
-    packs/PACK/in-use   lock shared by users of the pack, taken alone to remove it
+    packs/PACK/in-use   lock: shared by users of the pack, exclusive to remove it
     packs/PACK/fetching lock of the process that fetches
     lock                lock of the process that adds or removes packs
 

@@ -48,7 +48,7 @@ class Bound:
 
     @property
     def least_s(self) -> float:
-        """The least seconds of a sweep for a node without layers, which may stream the LM head."""
+        """The least seconds of a sweep for a node without layers: 0 unless it streams the LM head."""
         if self.pinned >= 0 or not self.read_per_s:
             return 0.0
         return max(0.0, -self.read_at_once / self.read_per_s)

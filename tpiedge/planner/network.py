@@ -1,7 +1,7 @@
 """Predicts all-reduces and chooses the fastest collective (TPI-LLM, section 3.2 and appendix A.1).
 
 A node ends a phase once it has received everything and its messages have left. A message costs latency, transfer,
-encryption and copies. The slowest of the link and both ports limits the transfer. With equal links
+encryption and copies. The slowest of the link and both machines' network ports limits the transfer. With equal links
 of latency t and rate r, N nodes and B bytes:
 
     star      2 t        + 2 (N-1) B / r             all to rank 0, and back

@@ -1,7 +1,7 @@
 """Predicts a decode step's time on given machines: every node's weights and two all-reduces per layer.
 
 Among three or more nodes, an all-reduce takes the slowest link's round trip. For each worker it also takes the time to
-send a row and to receive a row. Two nodes exchange rows in half a round trip.
+send and to receive a row (one token's hidden state). Two nodes exchange rows in half a round trip.
 """
 
 import re
@@ -30,7 +30,7 @@ class MachineFacts(NodeFacts):
 def predict(
     model: ModelFacts, machines: Sequence[MachineFacts], weights: Sequence[ShareWeight] | None = None
 ) -> Plan | Infeasible:
-    """Makes a plan by `weights`, or by speed without them. Predicts the times of a step with one token."""
+    """Plans shares by `weights`; None chooses the fastest shares. Predicts the times of a step with one token."""
     plan = solve(model, machines) if weights is None else evaluate(model, machines, weights)
     if isinstance(plan, Infeasible):
         names = re.sub(r"\bnode (\d+)\b", lambda found: machines[int(found[1])].name, plan.reason)

@@ -1,7 +1,7 @@
 """Cuts a model into shares by the nodes' capacities. Pure.
 
-Time: step = max_i(fraction_i * layer_bytes / speed_i) + head_bytes / head_speed_0. All-reduces end blocks, and rank 0
-computes the LM head alone, so the head does not change the shares.
+Time: step = max_i(fraction_i * layer_bytes / speed_i) + head_bytes / head_speed_0. Blocks end with all-reduces,
+and rank 0 alone computes the LM head. So the LM head's time does not change the shares.
 
 Attention and FFN are cut independently (TPI-LLM, section 3.1). Attention is cut at KV heads. If more nodes than KV
 heads take part, it is cut at query heads, with replicated KV heads.
@@ -77,7 +77,8 @@ def apportion(weights: Sequence[float], units: int) -> list[int]:
 def apportion_within(
     weights: Sequence[float], units: int, most: Callable[[int, int], int]
 ) -> list[int] | None:
-    """Divides as `apportion` does, but gives no node more than `most(index, part)`. Returns None if units are left."""
+    """Divides as `apportion` does, but within limits: `most(index, units)` returns how many of `units` node `index` can
+    take. Returns None if units are left."""
     full: dict[int, int] = {}
     while True:
         free = [0.0 if index in full else weight for index, weight in enumerate(weights)]

@@ -1,7 +1,7 @@
 """Answers requests for bytes of packs, in a thread of the master.
 
 Only manifests, tables of hashes and layers of served packs are sent. While 8 requests of a worker wait, its further
-requests are dropped. Workers are served round robin, one chunk each time, except those that do not read.
+requests are dropped. Workers are served round robin, one chunk each time. A worker that does not read is skipped.
 """
 
 import contextlib

@@ -20,7 +20,7 @@ _NOTHING = memoryview(b"")
 
 @dataclass(slots=True)
 class FileBytes:
-    """A range of a file of the pack. The answer sets `data`, and `total` to the file's size."""
+    """A range of a file of the pack. The answer fills `data` and sets `total` to the file's size."""
 
     part: FilePart
     layer: int

@@ -1,7 +1,7 @@
 """Joins the nodes' parts of a trace in one file in Chrome's trace event format.
 
-The file shows a node as a process and a lane as a thread. Simultaneous events of a lane get several threads. Times are
-microseconds since the first event.
+The file shows a node as a process and a lane (a kind of work) as a thread. Simultaneous events of a lane get several
+threads. Times are microseconds since the first event.
 """
 
 import json

@@ -52,7 +52,7 @@ class TracePart:
 
 
 class EventSink(Protocol):
-    """Takes events from any thread. `name` numbers a text for `add`."""
+    """Takes events from any thread. `name` returns the number that `add` takes for `text`."""
 
     def name(self, text: str, /) -> int: ...
 
@@ -83,7 +83,7 @@ class Tracer:
             _RECORD.pack_into(self._records, offset, start, end, nbytes, layer, step, name, lane)
 
     def write(self, path: Path, rank: int) -> None:
-        """Writes a file for `read_part`. May be called once. Raises OSError."""
+        """Writes a file for `read_part`. Call it once. Raises OSError."""
         taken = next(self._places)
         kept = min(taken, self._limit)
         header = {"rank": rank, "names": list(self._names), "events": kept, "dropped": taken - kept}
@@ -118,7 +118,7 @@ def union(intervals: Iterable[Interval], gap: float = 0.0) -> list[Interval]:
 
 
 def without(stretch: Interval, holes: Sequence[Interval]) -> list[Interval]:
-    """Returns the parts of `stretch` outside `holes`, a result of `union`."""
+    """Returns the parts of `stretch` outside `holes`. `holes` must come from `union`."""
     left, start = [], stretch[0]
     for hole_start, hole_end in within(stretch, holes):
         left.append((start, hole_start))
@@ -128,7 +128,7 @@ def without(stretch: Interval, holes: Sequence[Interval]) -> list[Interval]:
 
 
 def within(stretch: Interval, others: Sequence[Interval]) -> Iterator[Interval]:
-    """Yields the parts of `others`, a result of `union`, inside `stretch`."""
+    """Yields the parts of `others` inside `stretch`. `others` must come from `union`."""
     first = bisect_right(others, stretch[0], key=itemgetter(1))
     last = bisect_left(others, stretch[1], key=itemgetter(0))
     return clip(others[first:last], *stretch)

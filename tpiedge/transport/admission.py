@@ -173,7 +173,8 @@ class Admission:
         return name
 
     def refusal(self, name: str, ticket: str, connection: TcpConnection | None) -> Message | None:
-        """Gives the peer a place if its `ticket` is valid. Otherwise returns the message that refuses the peer."""
+        """Gives the peer a place if its `ticket` is valid and there is room. Otherwise returns the message that refuses
+        the peer, or None if the peer does not wait for a place."""
         policy, caller = self._policy, self._others.get(name)
         if policy is None or policy.accepts_ticket is None or caller is None or not caller.until:
             return None

@@ -89,7 +89,7 @@ class Flow:
     _other: int = 0
 
     def waiting(self, taken: int, arrived: int, segments: int) -> tuple[int, int]:
-        """Returns (waiting bytes, idle segments). Read `taken` before `arrived`."""
+        """Returns (waiting bytes, TCP segments since the hub last took bytes). Read `taken` before `arrived`."""
         if taken != self._taken:
             self._taken, self._idle_since = taken, segments
         self._other = max(self._other, taken - arrived)
@@ -100,8 +100,8 @@ class Flow:
 class Backlog:
     """Watches one ROUTER in a thread until `close`. Make the Backlog before the bind.
 
-    `limit` bounds the waiting bytes of one admitted peer. If ended connections left more unread bytes, new connections
-    are cut.
+    `limit` bounds the waiting bytes of one admitted peer. If ended connections left more unread bytes than `limit`, new
+    connections are cut.
     """
 
     def __init__(self, router: zmq.Socket[bytes], limit: int, admission: Admission) -> None:

@@ -33,7 +33,7 @@ _CERTAIN = 2
 
 
 class LinkMonitor:
-    """Watches one socket. Make it before the connect; close it before the socket. One thread may wait."""
+    """Watches one socket. Make it before the connect; close it before the socket. Only one thread may call `wait`."""
 
     def __init__(self, socket: zmq.Socket[bytes]) -> None:
         self._lock = threading.Lock()

@@ -243,7 +243,8 @@ class ZmqHub(ZmqEndpoint):
 
 
 class ZmqSpoke(ZmqEndpoint):
-    """Connects to the hub at `address`, and again after breaks. A valid `ticket` gets an unknown key a place."""
+    """Connects to the hub at `address`, and again after breaks. If the hub does not know the key, `ticket`
+    proves that this peer has a token."""
 
     _keeps_posts = True
 

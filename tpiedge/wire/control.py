@@ -178,8 +178,8 @@ class Token(f.EpochMessage, frozen=True, tag=41):
 
 
 class PromptScores(f.EpochMessage, frozen=True, tag=48):
-    """Rank 0 to master: log probabilities of the prompt's tokens from position `first` on. `likeliest` has equally many
-    for each position."""
+    """Rank 0 to master: log probabilities of the prompt's tokens from position `first` on. `likeliest` has (id, log
+    probability) pairs, equally many for each position."""
 
     request: f.Name
     first: f.U32

@@ -17,7 +17,8 @@ PackId = Annotated[str, Meta(max_length=128)]
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """The speeds at which a node multiplies bf16 weights, and panels, by one token. 0 means not measured."""
+    """The speeds at which a node multiplies bf16 weights, and quantised weights in panels, by one token. 0 means not
+    measured."""
 
     weight_bytes_per_s: f.Rate
     panel_bytes_per_s: f.Rate

@@ -88,7 +88,7 @@ class Background(Generic[_T]):
 
 
 class Prefetcher:
-    """Fetches the shards of loss plans. Only one thread may use it."""
+    """Fetches the shards needed if another machine is lost. Only one thread may use it."""
 
     def __init__(self, weights: Provision, clock: Clock) -> None:
         self._weights = weights
@@ -107,8 +107,8 @@ class Prefetcher:
         self._work.cancel()
 
     def step(self, *, at_rest: bool) -> Prefetched | None:
-        """Fetches missing shards while `at_rest`, else pauses. Returns a report once all shards have arrived or an
-        error is new, else None."""
+        """Fetches missing shards while `at_rest`, else pauses. Returns a report if all shards have just arrived or a
+        new error occurred, else None."""
         order = self._order
         if not at_rest:
             self.pause()

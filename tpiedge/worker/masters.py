@@ -38,7 +38,8 @@ class TrustedMasters:
 
 
 def probe_path(named: Address, known: Address, key: str) -> PathState:
-    """Looks for the master with `key` at addresses of `named` other than `known`, then tests large packets. Blocks."""
+    """Looks for the master with `key` at addresses of `named` other than `known`. If it is not there, tests large
+    packets to `known`. Blocks."""
     try:
         found = resolve_all(named)
     except UserError:  # a name that is not found shows no move
