@@ -121,7 +121,7 @@ def _when(seconds: float) -> str:
 
 @contextmanager
 def offered(path: Path, folder: Path, master_key: str, address: Address) -> Iterator[None]:
-    """Keeps a token for any number of workers in `path` during the block. Raises UserError."""
+    """Keeps a token in `path` during the block. The token lets in any number of workers. Raises UserError."""
     with invitation(folder, 30 * DAY_S, None) as secret:
         partial = path.with_name(f".{path.name}.partial")
         try:

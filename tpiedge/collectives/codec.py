@@ -1,6 +1,6 @@
 """Encodes matrices as f32, as bf16, as integers, or as int8 with a scale for each group of a row.
 
-A rank computes with the rounded values that it sends. So the route does not change the sum's bits. numpy and native
+A rank computes with the rounded values that it sends. So star, mesh and two-shot give the same bits. numpy and native
 code give the same bits.
 """
 

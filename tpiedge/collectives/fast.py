@@ -1,4 +1,4 @@
-"""Does usual all-reduces by star or mesh, each in one native call."""
+"""Does all-reduces of f32 or int32 by star or mesh, each in one native call."""
 
 import ctypes
 import functools
@@ -46,8 +46,8 @@ class FastPath:
     def reduce(
         self, name: CollectiveName, wire: SummandPrecision, own: Summable, tag: Tag
     ) -> tuple[int, Summable | None]:
-        """Sums into `own`. Returns (0, `own`) when the sum is complete. Otherwise returns how many peers have this
-        rank's first message, and None. A star's rank 0 that has begun to send returns its unrounded sum instead of
+        """Sums into `own`. Returns (0, `own`) when the sum is complete. Otherwise returns (number of peers
+        that have this rank's first message, None). If rank 0 of a star has begun to send, its unrounded sum replaces
         None."""
         if own.itemsize != _ITEM_BYTES:
             return 0, None

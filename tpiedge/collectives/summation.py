@@ -1,8 +1,8 @@
 """Sums the collectives' tensors in the order of ranks.
 
-A part of integers is narrow (int32) or wide (int64). The sum is wide if any part is wide. Numbers of narrow parts are
-at most (2^31 - 1) // size, those of wide parts at most LARGEST. So no sum overflows. A larger number counts as not
-finite, and its sum is NOT_A_NUMBER.
+A part of integers is narrow (int32) or wide (int64). The sum is wide if any part is wide. A narrow part's numbers are
+at most (2^31 - 1) // ranks. A wide part's numbers are at most LARGEST. So no sum overflows. A larger number in a wide
+part counts as not finite, and its sum is NOT_A_NUMBER.
 """
 
 from collections.abc import Mapping

@@ -1,12 +1,12 @@
 """Chooses the tokens of each step. Pure.
 
-1. Sequences begin in order of arrival, once a slot and pages for all tokens are free. A sequence waits while another
+1. Sequences begin in arrival order, once a slot and pages for all tokens are free. A sequence waits while another
    computes a page that both share.
-2. If no page is free, the youngest sequence is preempted. It then waits first in the queue.
-3. Prompts may make a step of answers `_MAX_SLOWDOWN` times as long. Without answers, if several sequences may run, a
-   step may take the longer of `_STEP_S` and twice the time of one token. The oldest prompt gets a fixed part of the
-   prompt tokens. Prompts with the fewest tokens left get the rest.
-4. A page is published when all its tokens are decided and computed.
+2. If no page is free, the youngest sequence is preempted and waits first in the queue.
+3. Prompts may make a step of answers `_MAX_SLOWDOWN` times as long. A step without answers may take the longer of
+   `_STEP_S` and twice a token's time, or any time if only one sequence may run. The oldest prompt gets a fixed part of
+   the prompt tokens. Prompts with least left get the rest.
+4. A page is published for sharing when all its tokens are decided and computed.
 """
 
 import heapq

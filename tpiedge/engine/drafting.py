@@ -4,8 +4,8 @@
    equally long ones. Without a match, the guess continues near the place where a long match failed just before.
    The batcher limits a guess to `MAX_DRAFTED` tokens.
 2. A step takes the guesses that maximise its expected tokens per second.
-3. Drafts may cost a sequence the part `_RISK` of its answer's time without drafts, plus the time of `_CREDIT` tokens.
-   Later drafts may also spend the time that earlier ones saved, at most the time of `_GAINED` tokens.
+3. Drafts may delay an answer by the part `_RISK` of the time that it takes without drafts, plus the time of `_CREDIT`
+   tokens. Drafts may also spend the time that earlier ones saved, at most the time of `_GAINED` tokens.
 """
 
 from array import array
@@ -28,7 +28,7 @@ _REACH: Final = 8
 @dataclass(frozen=True, slots=True)
 class Guess:
     """Tokens that may come next. The first `sure` tokens are certain. `matched` is the length of the match before
-    them."""
+    `ids`."""
 
     ids: tuple[int, ...] = ()
     matched: int = 0
@@ -173,7 +173,8 @@ class DraftLength:
         return max(0.0, _STAKE * left_s)
 
     def taken(self, seconds: float, token_s: float) -> None:
-        """Records a step's times: `seconds` for its drafts, and `token_s` for one token without drafts."""
+        """Records a step's estimates. `seconds` is the extra time for this sequence's drafts, and `token_s` the time of
+        a token without drafts."""
         self._token_s = token_s
         self._plain_s += token_s
         self._lost_s += seconds

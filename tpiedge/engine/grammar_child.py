@@ -6,7 +6,7 @@ Grammars may be hostile, so children have limits. A child has two sockets: for f
 Frames are as in `text_child.py`, with an answer's number (0: the grammar). Integers have 32 bits:
 - received: `g` (JSON), `a` (drawn tokens), `d` (guessed tokens), `b` (restart tokens), `x` (end);
 - sent: `r` (pid), `y` (compiled; microseconds), `e` (error);
-- sent after `g`, `a`, `b`: `f` (number of used tokens of `b`, forced tokens), `m` (mask); after `d`: `d` (masks).
+- sent after `g`, `a`, `b`: `f` (number of replayed tokens; forced tokens), `m` (mask); after `d`: `d` (masks).
   Microseconds precede masks. A mask has a byte (may the answer end?) and a bit per token.
 """
 

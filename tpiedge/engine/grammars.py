@@ -184,7 +184,8 @@ class Constraint:
         self._renew(b"a", tokens, self._now() + _ANSWER_S)
 
     def restart(self, tokens: Sequence[int]) -> None:
-        """Restarts the grammar, then replays `tokens`. Requires `ready()`. The child's answer sets `kept`."""
+        """Restarts the grammar and replays `tokens`, up to the first place where the text may end. Requires `ready()`.
+        The child's answer sets `kept`, the number of replayed tokens."""
         self._accepted, self._replayed = [], tokens
         self._renew(b"b", tokens, self._deadline if tokens else self._now() + _ANSWER_S)
 

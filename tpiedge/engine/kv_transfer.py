@@ -193,8 +193,8 @@ class KVTransfer:
     def save(
         self, order: SavePages, stored: Sequence[int] = (), sequences: Sequence[SavedSequence] = ()
     ) -> str:
-        """Saves the pages of rank 0's `order`. Every rank calls this. `stored` lists own heads for other machines.
-        Returns an error, or "". Raises PeerLost, ProtocolError."""
+        """Saves the pages of rank 0's `order`. Every rank calls this. `stored` lists this node's heads to save for
+        other machines. Returns an error, or "". Raises PeerLost, ProtocolError."""
         unknown = any(page >= self._cache.pages for page in order.pages)
         if unknown or len(order.kept) != self._communicator.size:
             raise ProtocolError("node 0 saves pages or names nodes that do not exist")

@@ -94,7 +94,7 @@ class FusedAttention:
         self.scratch = q.cols + 2 * q.rows + 3 * k.rows
 
     def run(self, x_TH: Tensor, spans: Spans, cos_Tr: Tensor, sin_Tr: Tensor) -> Tensor:
-        """Appends k and v to the cache. Returns [T, O] as integers, which count the grid's steps."""
+        """Appends k and v to the cache. Returns integers [T, O], in units of 2**`grid.exponent`."""
         self.check(x_TH, spans, cos_Tr, sin_Tr)
         x_TH = x_TH.contiguous()
         scratch = torch.empty(spans.tokens * self.scratch)
