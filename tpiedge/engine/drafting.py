@@ -1,7 +1,7 @@
 """Drafts tokens from a sequence's own text (prompt lookup decoding), and decides how many drafts a step takes. Pure.
 
 1. A guess repeats the tokens after an earlier match of the text's end. The longest match counts, and the latest of
-   equally long ones. Without a match, the guess continues near the place where a long match failed just before.
+   equals. Without a match, the guess continues near the place where a long match failed just before.
    The batcher limits a guess to `MAX_DRAFTED` tokens.
 2. A step takes the guesses that maximise its expected tokens per second.
 3. Drafts may delay an answer by the part `_RISK` of the time that it takes without drafts, plus the time of `_CREDIT`
