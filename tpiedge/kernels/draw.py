@@ -2,7 +2,7 @@
 
 Scores are f32 [V], contiguous, without NaN and +inf; at least one score is above -inf. Filters apply in this order:
 `top_k`, `top_p`, `min_p`. A token's mass is 2**`mass_bits` * e**((score - largest) / temperature), rounded to an
-integer. The sum of all masses just fits int64. numpy defines the result; the native kernels (native/draw.cpp) give the
+integer. The sum of all masses fits int64. numpy defines the result; the native kernels (native/draw.cpp) give the
 same bits, without the GIL. Functions raise MemoryError.
 """
 

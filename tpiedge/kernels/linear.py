@@ -111,7 +111,7 @@ class Linear:
         return y_TO
 
     def close(self) -> None:
-        """Ends the native threads. Torch may still compute. Idempotent."""
+        """Ends the native threads. Later products of f32 and bf16 matrices use torch. Idempotent."""
         pool, self.pool = self.pool, None
         if pool is not None:
             pool.close()

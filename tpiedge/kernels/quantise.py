@@ -46,8 +46,8 @@ class QuantisationError:
 def quantise_unit(
     values_OI: Array, shape: PanelShape, search: bool = True, out: Array | None = None
 ) -> tuple[Array, QuantisationError]:
-    """Quantises `values_OI` (f32, f16, or bf16 as uint16) to panels, in `out` if given. `search` improves q4. Releases
-    the GIL. Raises CannotQuantise, UserError."""
+    """Quantises `values_OI` (f32, f16, or bf16 as uint16) to panels, in `out` if given. For q4, `search` chooses
+    the best of several scales. Releases the GIL. Raises CannotQuantise, UserError."""
     if values_OI.shape != (shape.outputs, shape.inputs) or values_OI.dtype not in _KINDS or shape.inputs < 1:
         raise ValueError(
             f"{values_OI.dtype}{list(values_OI.shape)} for {shape.outputs} x {shape.inputs} weights"

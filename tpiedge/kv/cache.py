@@ -80,7 +80,7 @@ class KVCache:
             self._arena.discard(page * self.page_bytes, self.page_bytes)
 
     def truncate(self, segments: Sequence[Segment]) -> None:
-        """Checks that `segments` fit, and drops positions from their starts on. Raises ProtocolError."""
+        """Checks that `segments` fit. Drops positions from the start of each segment on. Raises ProtocolError."""
         lengths = self._lengths.copy()
         for segment in segments:
             slot, start, stop = segment.slot, segment.start, segment.start + segment.length

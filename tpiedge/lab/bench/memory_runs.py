@@ -42,7 +42,7 @@ class Budget:
         return max(need.total_bytes for need in self.plan.needs)
 
     def held(self, model: PreparedModel) -> list[tuple[Sweep, Placement]]:
-        """Returns each node's sweep and the placement of its weights."""
+        """Returns each node's blocks in the order of use (a sweep), and the placement of their weights."""
         sweeps = [Sweep.of(model.pack, share, rank == 0) for rank, share in enumerate(self.plan.shares)]
         pairs = zip(sweeps, self.plan.needs, strict=True)
         return [(sweep, placed(need.weights, sweep)) for sweep, need in pairs]
@@ -126,7 +126,7 @@ _IN_FLIGHT = 8
 
 
 def measure_sweep(pack: Pack, sweep: Sweep) -> DiskSpeed:
-    """Measures reads of the sweep's pieces for 0.7 s. Raises ReadFault, UserError."""
+    """Reads the weights of `sweep` from disk for 0.7 s and measures the speed. Raises ReadFault, UserError."""
     view = memoryview(mmap.mmap(-1, _IN_FLIGHT * _READ_BYTES))
     waiting: deque[Future[int]] = deque()
     done, started, last = 0, time.perf_counter(), 0.0

@@ -91,8 +91,8 @@ _WARM_UP = 20
 
 
 class ReduceCluster:
-    """Two or more processes that all-reduce. This process is rank 0; its thread must be in the network of
-    `places[0]`."""
+    """Two or more processes that all-reduce. This process is rank 0. The calling thread must be in the network
+    of `places[0]`."""
 
     def __init__(self, nodes: int, places: Sequence[Place] = ()) -> None:
         self.size = nodes

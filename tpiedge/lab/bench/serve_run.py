@@ -125,8 +125,8 @@ def _prompt_rate(answer: TimedAnswer) -> float:
 
 @dataclass(frozen=True)
 class LongPrompt:
-    """A long prompt, and OTHERS answers that run beside it. `prompt` and `alone` have the same length. `prompt` is sent
-    when each of the first answers has `settled_tokens` tokens."""
+    """A long prompt for a measurement beside OTHERS answers. `alone` is as long as `prompt`, and is measured first,
+    without other answers. `prompt` is sent when each of the first OTHERS answers has `settled_tokens` tokens."""
 
     prompt: ServePrompt
     alone: ServePrompt

@@ -5,7 +5,7 @@
 Prints one line of JSON: the answer, or {"error": ..., "fault": "user" or "resource"}.
 
 `state`   returns the switch's counters, the changed links, and the memory use of each device
-`set`     applies `links` (see SwitchClient.set_links) and adds `remember` to the changed links of `state`
+`set`     applies `links` (see SwitchClient.set_links) and adds `remember` to the stored links, which `state` returns
 `measure` returns throughput and round trips from the first of `devices` to the second; a device has name, address and
           pid; each wait may take `longest_rtt_s` longer
 """

@@ -121,8 +121,8 @@ def agent_command(request: Mapping[str, object]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Container:
-    """A container. `status`: docker's word, like "running". `pid`: the first process, or 0. `started`: the last start,
-    for comparisons."""
+    """A container. `status`: docker's word, like "running". `pid`: the first process, or 0. `started`: the time of
+    the last start, as a sortable (second, fraction)."""
 
     id: str
     labels: Mapping[str, str]

@@ -193,7 +193,7 @@ class Controllers:
             MemoryGroup(self.memory / name, self.memory_version).limit(nbytes, swap_bytes)
 
     def use(self, name: str) -> GroupUse:
-        """Returns the group's memory use. Its sizes are None if the group does not exist."""
+        """Returns the group's memory use. All sizes are None if the group cannot be read."""
         if self.memory is not None:
             with contextlib.suppress(OSError):
                 return _use(MemoryGroup(self.memory / name, self.memory_version))
