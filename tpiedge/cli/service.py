@@ -132,7 +132,7 @@ def install(ctx: click.Context, system: bool, only_print: bool, verb: str, flags
         click.echo(unit.text(), nl=False)
         return
     if not _BOOTED.is_dir() or shutil.which("systemctl") is None:
-        plain = shlex.join(["nohup", "tpiedge", verb, *flags])
+        plain = shlex.join(["nohup", given.command()[0], verb, *flags])
         raise UserError(
             f"this computer does not run systemd: after each start of the computer, type '{plain} &' instead"
         )

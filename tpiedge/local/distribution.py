@@ -93,7 +93,8 @@ def shell_lines(made: Installer, url: str, connect: str, token: str) -> list[str
         f'[ "$f" ] || {{ {other}; }}',
         '[ "$f" ] && python3 -m venv ~/tpiedge && ~/tpiedge/bin/python -m pip install \\',
         f'  --extra-index-url {TORCH_INDEX} torch=={torch} "tpiedge @ {url}/$f" &&',
-        f"~/tpiedge/bin/tpiedge worker --connect {connect} --token {token}",
+        # The shell finds `tpiedge` from then on, and its own python3 as before: pasted again, the lines upgrade.
+        f"PATH=$PATH:~/tpiedge/bin && ~/tpiedge/bin/tpiedge worker --connect {connect} --token {token}",
     ]
 
 

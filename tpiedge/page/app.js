@@ -11,8 +11,8 @@ import { cluster } from "./watch.js";
 // Another view: its module and texts, a line here, and in index.html a modulepreload and its style sheet.
 // It is mounted while it is shown.
 const VIEWS = [
-  { name: "chat", title: texts.chat.title, View: Chat },
-  { name: "cluster", title: texts.cluster.title, View: Cluster },
+  { name: "chat", title: texts.chat.title, View: Chat, key: "api" },
+  { name: "cluster", title: texts.cluster.title, View: Cluster, key: "admin" },
 ];
 
 const LINK = "#admin=";
@@ -63,7 +63,7 @@ function App() {
       </nav>
     </header>
     <main id="content" tabindex="-1"><${view.View} key=${view.name} /></main>
-    <${KeyDialog} />`;
+    <${KeyDialog} kind=${view.key} />`;
 }
 
 function skip(event) {

@@ -74,15 +74,15 @@ function tellWaiting(kind, found) {
   waiting.delete(kind);
 }
 
-export function KeyDialog() {
+// Asks for a key of `kind`, which is that of the view; a request for another one waits until its view is shown.
+export function KeyDialog({ kind }) {
   const [, refresh] = useState(0);
   const field = useRef(null);
-  const kind = [...waiting.keys()][0];
   useLayoutEffect(() => {
     show = () => refresh((count) => count + 1);
     return () => (show = null);
   }, []);
-  if (!kind) return null;
+  if (!waiting.has(kind)) return null;
   const finish = (typed) => {
     answer(kind, typed);
     show();

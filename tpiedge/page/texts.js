@@ -63,7 +63,7 @@ export const texts = {
   },
   keys: {
     api: "API key",
-    apiWhy: "This server needs an API key: ask whoever runs it. The key is kept until this tab is closed.",
+    apiWhy: "Whoever runs this server makes one with “tpiedge keys add NAME”. It is kept until this tab is closed.",
     admin: "Admin key",
     adminWhy: "To see it, run “tpiedge nodes key” on the master. It is kept until this tab is closed.",
     refused: "This key is not valid.",

@@ -8,9 +8,9 @@ from tests.http.test_cluster import ATTIC, NODE
 
 
 @pytest.fixture
-def server(service, serve):
+def server(request, service, serve):
     service._nodes = (NODE, ATTIC)
-    return serve()
+    return serve(keys=getattr(request, "param", []))
 
 
 @pytest.fixture
@@ -37,6 +37,18 @@ def test_link_works_in_a_tab_that_shows_the_page(browser, server, link):
     browser.wait(lambda: browser.see(".locked"))
     browser.driver.get(link)
     browser.wait_for_text(".machine", "attic")
+
+
+@pytest.mark.parametrize("server", [["k"]], indirect=True)
+def test_cluster_asks_for_no_api_key_and_the_chat_does(browser, link):
+    browser.complaints()  # those of the page before
+    browser.driver.get(link)
+    browser.wait_for_text(".machine", "attic")
+    browser.wait(lambda: any("v1/models" in one["message"] for one in browser.driver.get_log("browser")))
+    browser.draw()
+    assert not browser.see("dialog[open]")
+    browser.click("Chat")
+    browser.wait_for_text("dialog[open]", "tpiedge keys add NAME")
 
 
 def test_used_link_says_how_to_get_another(browser, link):

@@ -88,7 +88,7 @@ def test_unit_has_the_flags_with_absolute_paths_and_without_secrets(
         ("master demo --api-key a --api-key-file b", {}, "give --api-key or --api-key-file, not both"),
         ("worker", {"TPIEDGE_WORKER_TOKEN": "t"}, "the service would not have TPIEDGE_WORKER_TOKEN of this shell"),
         ("all", {}, "'all' is not one of 'master', 'worker'"),
-        ("worker --memory 2GB", {}, "after each start of the computer, type 'nohup tpiedge worker --memory 2GB &'"),
+        ("worker --memory 2GB", {}, f"after each start of the computer, type 'nohup {OWN} worker --memory 2GB &'"),
     ],
 )  # fmt: skip
 def test_install_refuses_what_the_service_could_not_use(

@@ -1,4 +1,5 @@
 import hashlib
+import os
 import subprocess
 from pathlib import Path
 
@@ -35,6 +36,17 @@ def test_machine_with_older_libraries_gets_the_sources(
     done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == made.address(chosen)
     assert done.stderr == ""
+
+
+def test_shell_that_installed_tpiedge_finds_it(tmp_path: Path) -> None:
+    own = tmp_path / "tpiedge" / "bin" / "tpiedge"
+    own.parent.mkdir(parents=True)
+    own.write_text('#!/bin/sh\necho "$@"\n')
+    own.chmod(0o755)
+    last = shell_lines(made_of(tmp_path, b"wheel"), "http://pi:7074", "pi:7070", "t")[-1]
+    script, env = f"{last}\ntpiedge again", {"HOME": str(tmp_path), "PATH": os.defpath}
+    done = subprocess.run(["sh", "-c", script], env=env, stdout=subprocess.PIPE, timeout=60, check=True)
+    assert done.stdout == b"worker --connect pi:7070 --token t\nagain\n"
 
 
 def test_files_are_read_once(tmp_path: Path) -> None:
