@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Place:
-    """A place for a node: its IP address, and a command prefix that enters the place."""
+    """A node's location: its IP address, and a command prefix that starts the node there."""
 
     host: str = "127.0.0.1"
     prefix: tuple[str, ...] = ()

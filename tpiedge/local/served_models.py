@@ -27,7 +27,7 @@ class UnknownModel(UserError):
 @dataclass(frozen=True, slots=True)
 class ServedModel:
     """A model and its weights. `created`: seconds since 1970; `context_tokens`: tokens of prompt and answer together;
-    `width`: numbers of an embedding; `digest`: the pack's id, 64 hexadecimal digits; `path`: where the model is on the
+    `width`: length of an embedding; `digest`: the pack's id, 64 hexadecimal digits; `path`: where the model is on the
     master's computer. Requests may name the model by `path`, but no client is told it. `ffn_part`: the FFN's part of a
     layer's weights, 0 to 1. `usual_sampling`: requests' default. Until it is opened, a model has no tokenizer."""
 

@@ -72,7 +72,7 @@ class Speeds:
         self.slowdowns = [deque[float](maxlen=WINDOWS) for _ in expected]  # by rank, in the last windows
 
     def update(self, counters: Mapping[int, Stats], now: float) -> None:
-        """Ends a window if one is due. `counters`: each rank's latest."""
+        """Measures `slowdowns` once per window. `counters`: each rank's latest."""
         if 0 not in counters:
             return
         if self._began is None:

@@ -28,8 +28,8 @@ class Selection:
     slow: frozenset[str] = frozenset()  # workers that are overdue while nothing is served
 
     def find(self, without: str = "") -> Assignments:
-        """Makes a plan. `without`: a worker to leave out. Workers that wait after a failure are used only if necessary;
-        overdue workers are used last."""
+        """Makes a plan. `without`: a worker to leave out. Workers that wait after a failure are used only if necessary.
+        Workers in `slow`, which take long to fetch weights, are used last."""
         now, wanted = self._sessions.serving, self._turns.wanted
         serving = now.machines if now is not None and now.served.pack_id == wanted.pack else ()
         able = [one for one in self.able() if one.name != without]
@@ -86,7 +86,7 @@ class Selection:
         return found
 
     def absent(self, spare: Mapping[str, SpareReason]) -> list[str]:
-        """Returns lines on absent workers. `spare`: why machines have no part."""
+        """Returns lines on workers that are lost, left out or drained. `spare`: why machines have no part."""
         small = {name: reason.why for name, reason in spare.items() if reason.kind == "too small"}
         excluded = self.excluded()
         causes = {**small, **{name: one.why for name, one in excluded.items() if one.kind == "excluded"}}

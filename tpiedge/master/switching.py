@@ -1,7 +1,7 @@
 """Decides when a prepared session replaces the serving session, and which KV cache is taken over.
 
-A faster session takes over once the slower session has cost as much time as the switch will cost. So at most twice
-the least possible time is lost. Keys and values travel (`planner/kv_transfer.py`) if this is faster than to compute
+A faster session takes over once the slower session has wasted as much time as the switch will take. So at most twice
+the least possible time is wasted. Keys and values travel (`planner/kv_transfer.py`) if this is faster than to compute
 them anew. Rank 0 halts first, and goes on if the switch does not happen."""
 
 import logging

@@ -3,9 +3,9 @@
 Laws:
 1. Among models with waiting requests, the one that served longest ago is next. An administrator's choice is next once
    the served model is idle. The served model goes on until the next session is prepared.
-2. A turn ends once no request of its model runs or waits. If requests wait for the next model, it also ends TURN times
-   the switch's duration after it began or that model was chosen, whichever is later. Then answers pause. The client
-   whose request caused a switch is charged its time.
+2. A turn ends once no request of its model runs or waits. If requests wait for the next model, a turn lasts at most
+   TURN times the switch's duration, counted from its start or, if later, from that model's choice. Then answers pause.
+   The client whose request caused a switch is charged for it.
 3. If a model cannot be served, its requests fail, or wait for a lost machine, and the previous model goes on."""
 
 import math
