@@ -26,8 +26,8 @@ from tpiedge.tracing.tracer import LOAD, Tracer
 
 
 class PieceLoader:
-    """Reads pieces into two arenas: the ring, and one with a place for every piece. Raises OutOfMemory, UserError,
-    IntegrityError."""
+    """Reads streamed pieces into the ring, and pinned pieces into their own places in another arena. Raises
+    OutOfMemory, UserError, IntegrityError."""
 
     def __init__(
         self, pack: Pack, sweep: Sweep, ring_bytes: int, reader: DirectReader, *, direct: bool = True

@@ -8,8 +8,8 @@ Laws
 1. A block is ready only when all its pieces are read.
 2. Memory is not reused or given back while it is used or written to. A piece has one place at a time.
 3. An entered block becomes ready once all requested reads are complete.
-4. Pins change only between two blocks. A piece that loses its pin during its read is dropped afterwards, otherwise
-   before the next read.
+4. Pins change only between blocks. A piece that loses its pin is dropped before the next read, or when its own read
+   ends.
 """
 
 from collections import deque
@@ -69,8 +69,8 @@ def streamed(blocks: Sequence[Sequence[int]], pinned: Set[int]) -> list[list[int
 
 
 class Residency:
-    """Each event returns instructions, which the caller obeys in order. `enter` and `leave` alternate. Pieces are
-    numbered through all blocks."""
+    """Each event returns instructions, which the caller obeys in order. `enter` and `leave` alternate. Piece
+    numbers run on from block to block."""
 
     def __init__(
         self, blocks: Sequence[Sequence[int]], ring_bytes: int, pinned: Set[int], reading_bytes: int

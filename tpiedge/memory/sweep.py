@@ -27,7 +27,7 @@ _TILE_BYTES = 16 << 20
 
 @dataclass(frozen=True)
 class Block:
-    """The attention or FFN of a layer, or the tile number `layer` of the LM head."""
+    """The attention or FFN of a layer, or a tile of the LM head. `layer` is the number of the layer or tile."""
 
     layer: int
     kind: BlockKind

@@ -1,5 +1,5 @@
-"""Holds text that arrives in pieces, and follows JSON values in it. Its readers are generators, which yield for more
-text. Pure."""
+"""Holds text that arrives in pieces, and follows JSON values in it. Its readers are generators, which yield when
+they need more text. Pure."""
 
 import json
 import math

@@ -8,8 +8,8 @@ Laws of transformers:
    numbers; then to named tokens ("eos_token"); then to other special tokens.
 3. A named token is special.
 
-Tokens that end an answer are known by their texts. A text that people write, like </s>, ends an answer only if its
-token is a mark.
+Tokens that end an answer are known by their texts. A text that people write, like </s>, ends an answer only if a
+file lists its token as an added or special one, or if no merge of two tokens makes it.
 """
 
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence

@@ -25,7 +25,7 @@ _TOOLS: Final = [{"type": "function", "function": _LOOK}]
 
 
 class TemplateRefusal(UserError):
-    """A template failed with these messages; other messages may work."""
+    """A template failed on the messages of a chat; other messages may work."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 The engine thread takes commands from `ControlLink.commands`, and posts messages. A wait for a peer ends in PeerLost:
 
 - if the master is silent
-- if the master or a link has lost a peer
+- if the master reports a lost node, or the link to the peer stays broken
 - if the peer's progress (step, block, bytes read) stops
 """
 

@@ -1,6 +1,7 @@
-"""Computes the grids of a pack's row-parallel matrices (kernels/grid.py) from the pack alone.
+"""Computes the rounding grids of a pack's row-parallel matrices from the pack alone. `kernels/grid.py` rounds parts of
+these matrices' outputs to multiples of a grid's step before it adds them.
 
-A grid's step is 2**-16 of an output's standard deviation for inputs of magnitude 1, rounded up to a power of two.
+A step is 2**-16 of an output's standard deviation for inputs of magnitude 1, rounded up to a power of two.
 """
 
 import math

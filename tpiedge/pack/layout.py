@@ -305,5 +305,5 @@ class Storage:
 
 
 def storage_of(precision: "Precision | Storage", spec: ModelSpec) -> Storage:
-    """Returns `precision` if it is a Storage, else the default Storage for layers in it."""
+    """Returns `precision` if it is a Storage, else the default Storage with layers in this precision."""
     return precision if isinstance(precision, Storage) else Storage.of(precision, tied=spec.tied)
