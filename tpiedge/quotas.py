@@ -1,6 +1,7 @@
 """Limits each client's use of a total. Pure. A client is an API key or an address.
 
-Law: a client's use never grows beyond half of the total, rounded up, nor beyond the amount that was free before.
+Laws: When a client takes more, its new use is at most half of the total, rounded up. It is also at most the amount that
+was free just before.
 """
 
 import heapq

@@ -1,7 +1,7 @@
 """The shard store: partly filled packs on a worker's disk.
 
     blobs/ID            a sparse file of the blob's full size, shared by packs
-    blobs/ID.hashes     its table of hashes, which the id vouches for
+    blobs/ID.hashes     its table of hashes; ID is the sha256 of layout and table
     blobs/ID.present    one bit per range that is there (shard_copy.py)
     packs/PACK/         manifest.json and a link to blobs/, for `Pack.open`
     packs/PACK/in-use   lock: shared by users of the pack, exclusive to remove it

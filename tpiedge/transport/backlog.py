@@ -89,7 +89,8 @@ class Flow:
     _other: int = 0
 
     def waiting(self, taken: int, arrived: int, segments: int) -> tuple[int, int]:
-        """Returns (waiting bytes, TCP segments since the hub last took bytes). Read `taken` before `arrived`."""
+        """Returns (waiting bytes, TCP segments since the hub last took bytes). The caller must read the hub's count
+        `taken` before the kernel's counts `arrived` and `segments`."""
         if taken != self._taken:
             self._taken, self._idle_since = taken, segments
         self._other = max(self._other, taken - arrived)

@@ -41,7 +41,7 @@ def is_open(connection: TcpConnection) -> bool:
 
 @contextlib.contextmanager
 def borrowed(connection: TcpConnection) -> Iterator[socket.socket]:
-    """Lends the socket, which libzmq may close meanwhile. Raises OSError."""
+    """Yields the connection's socket without owning it. libzmq may close it meanwhile. Raises OSError."""
     if not is_open(connection):
         raise OSError(errno.EBADF, "the connection is gone")
     lent = socket.socket(fileno=connection.descriptor)

@@ -73,8 +73,9 @@ class ReceivedFrame:
 
 # After a wake-up a Python call costs several times its usual time.
 class NativeReducer:
-    """Does all-reduces over `links`, in their order. Only the sockets' owner may use it. Call `open` again when routes
-    or admissions have changed. Call `close` after anything unforeseen."""
+    """Does all-reduces. `links` has the link of each peer in `exchange.answers`, in that order. Only the thread that
+    owns the sockets may use it. Call `open` again when routes or admissions have changed. Call `close` after anything
+    unforeseen."""
 
     def __init__(self, library: TransportLibrary, exchange: Exchange, links: Sequence["ZmqEndpoint"]) -> None:
         rows, columns = exchange.shape

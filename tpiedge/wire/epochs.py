@@ -142,7 +142,7 @@ class Prefetched(f.EpochMessage, frozen=True, tag=112):
 
 
 class Probe(f.EpochMessage, frozen=True, tag=104):
-    """Master to agent: send at once an Echo with this number and `answer_bytes` of payload."""
+    """Master to agent, or node to node: send at once an Echo with this number and `answer_bytes` of payload."""
 
     number: f.U32
     answer_bytes: Annotated[int, Meta(ge=0, le=f.MAX_BLOB)]
