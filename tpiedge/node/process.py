@@ -40,6 +40,11 @@ def import_engine() -> None:
     gc.disable()
     try:
         import tpiedge.node.node  # noqa: F401
+        from tpiedge.kernels.library import Pool
+        from tpiedge.kernels.shared_library import kernel_library
+
+        if (library := kernel_library()) is not None:
+            Pool(library, 1).close()  # measures, for all forks, what suits the processor (native/fetching.h)
     finally:
         gc.freeze()  # shortens later garbage collections
         gc.enable()

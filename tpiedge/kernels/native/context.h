@@ -7,6 +7,7 @@
 
 #include <mutex>
 
+#include "fetching.h"
 #include "interface.h"
 #include "kernels.h"
 #include "panels.h"
@@ -51,11 +52,13 @@ private:
 
 // The constructor may throw; calls do not, because no exception may leave a C interface.
 struct Context {
-    Context(int threads, const Isa &isa) : pool(threads), kernels(isa.kernels), panels(isa.panels) {}
+    Context(int threads, const Isa &isa)
+        : pool(threads), kernels(isa.kernels), panels(isa.panels), fetches(fetches_of(*isa.panels)) {}
 
     Pool pool;
     const Kernels *kernels;
     const PanelKernels *panels;
+    const Fetches &fetches;
     std::mutex rooms;  // of every call that uses what follows
     Room sums;         // of a contraction: [slices, T, C]; of quantised matrices [panels, T, 16], and squares
     Room wide_sums;    // in 64 bits: [panels, T, 16]

@@ -60,10 +60,12 @@ struct PanelRun {
     float *squares;
     int64_t squares_panel_stride;  // from one panel to the next
     bool adds;  // sums and squares go on; otherwise they start from 0
+    bool ahead;  // whether codes are asked for ahead of their use, by kernels that can
 };
 
 struct PanelKernels {
     int tile_tokens;
+    bool can_fetch;  // codes ahead of their use
     // Writes one tile: x has at most tile_tokens tokens at the stride. `factor`, a power of two: of every dx.
     void (*quantise)(const float *x, int64_t stride, int64_t tokens, const Inputs &inputs, float factor, uint8_t *tile);
     void (*q4)(const PanelRun &);

@@ -4,7 +4,7 @@
 //   STEP               inputs of one token that lie side by side in a tile: 4 or 8
 //   Floats             sixteen f32, one for each output of a panel; zero(), store(at, v), store_some(at, v, n) for n < 16
 //                      of them
-//   FETCHES_AHEAD      whether codes are asked for ahead of their use
+//   FETCHES_AHEAD      whether codes can be asked for ahead of their use
 //   scales(at)         sixteen f16 as Floats
 //   Ints               sixteen exact sums
 //   fold(sum, scales, dx, y)   fma(float(sum), scales * dx, y), each operation rounded once, products first
@@ -36,7 +36,7 @@ using tpiedge::PANEL;
 using tpiedge::PanelRun;
 
 constexpr int64_t SCALES = 2 * PANEL;  // bytes of a group's
-constexpr int64_t AHEAD = 3072;        // bytes: how far FETCHES_AHEAD looks where there is one tile
+constexpr int64_t AHEAD = 3072;        // bytes: how far ahead codes are asked for where there is one tile
 
 template <int BITS>
 constexpr int64_t code_nbytes(int64_t inputs) {
@@ -108,18 +108,17 @@ inline void dots(const uint8_t *codes, int64_t inputs, const uint8_t *q, const u
 
 // --- one panel times one tile
 
-// Which bytes are asked for ahead of their use: what the processor fetches by itself is not far enough ahead, with one token
-// already, and the less so the longer several keep it computing. Of several tiles only the first would wait for memory, and
-// the others leave it idle: so each asks for its part of the groups of the panel that comes next.
+// Which bytes are asked for ahead of their use, where that is faster (fetching.h). Of several tiles only the first would wait
+// for memory, and the others leave it idle: so each asks for its part of the groups of the panel that comes next.
 template <class P, int BITS>
 class Fetching {
-    int64_t distance, tiles, groups_left;  // bytes; of the token; before the next one that is this tile's to ask for
+    int64_t distance, tiles, groups_left;  // bytes, 0 for none; of the token; before the next one that is this tile's to ask for
 
   public:
     inline Fetching(const PanelRun &run, int64_t token) {
         if constexpr (P::FETCHES_AHEAD) {
             tiles = (run.tokens + P::TOKENS - 1) / P::TOKENS;
-            distance = tiles == 1 ? AHEAD : panel_nbytes(run.inputs, BITS);
+            distance = !run.ahead ? 0 : tiles == 1 ? AHEAD : panel_nbytes(run.inputs, BITS);
             groups_left = token / P::TOKENS;
         }
     }
@@ -127,7 +126,7 @@ class Fetching {
     // Beside the group at `codes`. Addresses behind the last panel are not read.
     inline void group(const uint8_t *codes) {
         if constexpr (P::FETCHES_AHEAD) {
-            if (groups_left-- > 0) return;
+            if (distance == 0 || groups_left-- > 0) return;
             groups_left = tiles - 1;
             const uintptr_t first = reinterpret_cast<uintptr_t>(codes) + distance;
             for (int64_t i = 0; i < code_nbytes<BITS>(GROUP) + SCALES; i += LINE_BYTES)
@@ -239,6 +238,7 @@ void panels(const PanelRun &run) {
 }
 
 template <class P>
-constexpr tpiedge::PanelKernels PANEL_KERNELS = {P::TOKENS, quantise<P>, panels<P, 4>, panels<P, 8>};
+constexpr tpiedge::PanelKernels PANEL_KERNELS = {P::TOKENS, P::FETCHES_AHEAD, quantise<P>, panels<P, 4>,
+                                                      panels<P, 8>};
 
 }  // namespace

@@ -51,6 +51,7 @@ enum Source { PLAIN, NORMED, GATED };
 
 struct Activations {
     const PanelKernels *panels;
+    const tpiedge::Fetches *fetches;
     const tpiedge::Kernels *kernels;
     Source source;
     float factor;  // of every dx
@@ -233,7 +234,8 @@ void compute_panels(const void *context, int64_t index) {
     const Activations &a = *job.activations;
     const int64_t stride = part.weight.y_stride;
     const PanelRun run{nullptr, 1,     0,       0,       0, a.to, a.tile_nbytes(), 0, a.tokens, nullptr,
-                       stride,  PANEL, nullptr, nullptr, 0, false};
+                       stride,  PANEL, nullptr, nullptr, 0, false,
+                       a.fetches->ahead(part.weight.bits, a.tokens)};
     (!part.transposed ? project_piece : job.wide_sums ? contract_wide_piece : contract_piece)(job, part, run, first, last);
 }
 
@@ -365,6 +367,7 @@ Activations activations(const Context &context, Source source, const float *x, i
                         bool transposed) {
     Activations a{};
     a.panels = context.panels;
+    a.fetches = &context.fetches;
     a.kernels = context.kernels;
     a.source = source;
     a.factor = transposed ? factor_of(w) : 1.0f;
