@@ -1,6 +1,8 @@
 """Several models behind one server: names, lists, and how long weights stay in memory."""
 
 import math
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
@@ -62,6 +64,25 @@ def test_lists_have_every_model_and_ps_the_served_one(server, service):
     service.asleep, service.unavailable = True, "the weights are not in memory"
     assert httpx.get(f"{server.url}/api/ps").json() == {"models": []}
     assert httpx.get(f"{server.url}/ready").json() == {"ready": True}
+
+
+def test_answer_keeps_its_tokenizer_when_other_models_take_the_memory(server, service):
+    service.packed = lambda pack: pytest.fail(f"{pack} would be opened again")
+    assert complete(server, model="other").json()["choices"][0]["token_ids"] == [5]
+
+
+def test_slow_disk_delays_lists_alone(server, service):
+    slow, asked = threading.Event(), threading.Event()
+    offered = service.offered()
+    service.offered = lambda: asked.set() or (slow.wait(10) and offered)
+    with ThreadPoolExecutor(1) as one:
+        listed = one.submit(httpx.get, f"{server.url}/v1/models", timeout=20)
+        assert asked.wait(10)
+        try:
+            assert httpx.get(f"{server.url}/health", timeout=5).status_code == 200
+        finally:
+            slow.set()
+        assert listed.result(10).status_code == 200
 
 
 @pytest.mark.parametrize(

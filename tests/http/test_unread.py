@@ -12,6 +12,7 @@ from tests.http.test_resuming import (
     CHAT,
     LIMIT_S,
     PACK,
+    STOPPED,
     wait_until,
 )
 from tpiedge.answers.record import event_bytes
@@ -90,6 +91,17 @@ def test_unread_answers_have_no_open_files(clients):
     for _ in range(5):
         clients.leave("ann")
     wait_until(lambda: len(os.listdir("/proc/self/fd")) == before)
+
+
+def test_finished_answers_keep_no_tokenizer_in_memory(folder, many, clients):
+    """One of a model that is no longer served would stay for minutes."""
+    told = [clients.leave("ann", over=over, reply=STOPPED) for over in (False, True)]
+    assert [len(clients.kept.find(name).question.stops) for name in told] == [1, 0]
+    clients.kept.close()
+    after = KeptAnswers(RecordFolder(folder, PACK), many, 1.0)
+    assert after.recover_all() == 2
+    assert [len(after.find(name).question.stops) for name in told] == [1, 0]
+    after.close(LIMIT_S)
 
 
 def test_recovery_prefers_unfinished_answers(folder, many, clients, monkeypatch):

@@ -14,6 +14,7 @@ import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Final, Literal, Protocol, Self, TypeAlias
 
 from tpiedge.answers.record import RESUBMIT, FoundAnswer, Question, RecordFile, event_bytes, event_line, line
@@ -104,8 +105,8 @@ class AnswerLog:
             log._append(choice, event)
             if log._ends_with(choice, event):
                 log._lacking.discard(choice)
-        log.over = not log._lacking
-        if log.over:
+        if not log._lacking:
+            log._end_work()
             found.record.finish()
         log._unfinished_s = log._finished_s = grace_s
         if not found.question.stream:
@@ -302,6 +303,7 @@ class AnswerLog:
         if self._reader is None and self._finished_s != self._unfinished_s:
             self._unread_since = self._now()
         self.over = True
+        self.question = replace(self.question, stops=())  # the writers hold the tokenizer
 
     def _ends_with(self, choice: int, event: AnswerEvent) -> bool:
         """Whether the event ends the choice. Call it once for each event."""

@@ -28,9 +28,9 @@ from tpiedge.api.intake import Intake
 from tpiedge.api.limits import Limits
 from tpiedge.api.records import AcceptedRequest
 from tpiedge.api.transcript import TextPiece
-from tpiedge.local.service import Service
 from tpiedge.master.journal import Paused
 from tpiedge.master.request_times import Reading
+from tpiedge.model.tokenizer import Tokenizer
 from tpiedge.units import format_seconds
 
 _TIMEOUT_HEADERS = ("x-stainless-read-timeout", "x-stainless-timeout")
@@ -54,6 +54,7 @@ class Work:
     know the answer's id yet. `ignored`: names of ignored fields."""
 
     accepted: AcceptedRequest
+    tokenizer: Tokenizer | None
     form: AnswerForm
     reader: AnswerReader
     after: int | None = None
@@ -63,11 +64,11 @@ class Work:
 class Answering:
     """Sends one answer, once. `client`: the client's name for quotas."""
 
-    def __init__(self, work: Work, service: Service, intake: Intake, client: str) -> None:
+    def __init__(self, work: Work, intake: Intake, client: str) -> None:
         self._work, self._reader = work, work.reader
         self._intake, self._client = intake, client
         self._limits, self._started = intake.limits, False
-        self._form = work.form.write(work.accepted, service.packed(work.accepted.pack).tokenizer)
+        self._form = work.form.write(work.accepted, work.tokenizer)
 
     async def deliver(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """Sends the answer. Raises ApiError before the first byte, Aborted after it, and Disconnected at any time."""

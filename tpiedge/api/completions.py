@@ -81,7 +81,7 @@ class Answers:
         reader = self.shelf.accept(accepted.question(model.tokenizer), self.intake.client(sender), record)
         if parsed.keep_s is not None:  # after it waits: 0 would unload its weights first
             service.keep_weights(parsed.keep_s)
-        return Work(accepted, form, reader, ignored=parsed.ignored)
+        return Work(accepted, model.tokenizer, form, reader, ignored=parsed.ignored)
 
     async def _post(self, form: FormatName, request: Request) -> ASGIApp:
         try:
@@ -92,7 +92,7 @@ class Answers:
             )
         except AnsweredAtOnce as known:
             return json_response(200, known.body, ignored_header(known.ignored))
-        return Answering(work, self.service, self.intake, self.intake.client(request)).deliver
+        return Answering(work, self.intake, self.intake.client(request)).deliver
 
     async def _kept(self, form: FormatName, request: Request) -> ASGIApp:
         if request.method == "HEAD":  # it would only replace the reader
@@ -107,10 +107,12 @@ class Answers:
         if request.method == "DELETE":
             log.delete()
             return json_response(200, {"id": name, "object": f"{known.kind}.deleted", "deleted": True})
+        client = self.intake.client(request)
+        model = await self.intake.run(client, lambda: self.service.packed(accepted.pack))
         reply = replace(accepted.reply, stream=accepted.reply.stream and after is not None)
         reader = log.read(collects=not reply.stream)
-        work = Work(replace(accepted, reply=reply), known, reader, after or 0)
-        return Answering(work, self.service, self.intake, self.intake.client(request)).deliver
+        work = Work(replace(accepted, reply=reply), model.tokenizer, known, reader, after or 0)
+        return Answering(work, self.intake, client).deliver
 
 
 def _last_event(request: Request) -> int | None:

@@ -51,7 +51,8 @@ def lookup_routes(service: Service, intake: Intake) -> list[Route]:
 
     def told(path: str, find: Callable[[Request, Service], Json]) -> Route:
         async def answer(request: Request) -> Response:
-            return JSONResponse(find(request, service))
+            # Reads disks: new packs are looked at.
+            return JSONResponse(await intake.run(intake.client(request), lambda: find(request, service)))
 
         return Route(path, answer, methods=["GET"])
 

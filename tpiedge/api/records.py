@@ -28,7 +28,7 @@ from msgspec import Meta
 from tpiedge.answers import record
 from tpiedge.api.parsed import MAX_CHOICES, Choice, Reply
 from tpiedge.engine.sampling import MAX_SEED
-from tpiedge.errors import UserError
+from tpiedge.errors import TpiedgeError, UserError
 from tpiedge.host.private_file import private_bytes, private_folder
 from tpiedge.master.journal import POISON_AFTER
 from tpiedge.model.tokenizer import TextWriter, Tokenizer
@@ -252,12 +252,12 @@ class RecordFolder:
     ) -> list[record.FoundAnswer]:
         """Returns undelivered answers of known models, oldest first. Sets bad records aside. Call it before all other
         methods. `tokenizer` gets the id of a pack. Raises UserError."""
-        found, others = [], []
+        found, others, packs = [], [], set(self._packs)
         for path in records_in(self._folder):
             with _usable(path):
                 data = private_bytes(path, _MOST_BYTES)
                 try:
-                    read = read_record(data, *self._packs)
+                    read = read_record(data, *packs)
                 except OtherModel:
                     others.append(path)
                     continue
@@ -269,12 +269,18 @@ class RecordFolder:
                 elif read.resubmissions >= POISON_AFTER:  # perhaps it kills masters
                     _set_aside(path, f"{read.resubmissions} masters resumed it and ended first")
                 else:
+                    try:
+                        question = read.accepted.question(tokenizer(read.accepted.pack))
+                    except TpiedgeError as error:
+                        _log.warning("the model %s cannot be served: %s", read.accepted.model, error)
+                        packs.discard(read.accepted.pack)
+                        others.append(path)
+                        continue
                     os.truncate(path, read.size)
                     self._found[path] = read.size
                     file = record.RecordFile(
                         path, os.open(path, os.O_WRONLY | os.O_APPEND | _FLAGS), self._log, self.later
                     )
-                    question = read.accepted.question(tokenizer(read.accepted.pack))
                     found.append(record.FoundAnswer(question, file, read.said))
         excess = sorted([*others, *records_in(self._folder, _SET_ASIDE)], key=_number_of)[:-MOST_OTHERS]
         for path in excess:

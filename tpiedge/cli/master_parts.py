@@ -163,12 +163,13 @@ def master_parts(
         holds: dict[Path, PackHold] = {}  # once served, a pack must not be deleted
 
         def open_pack(path: Path) -> ServedModel:
-            holds[path] = PackHold(path)
             other = prepare(str(path), None, None, flags.cache, flags.kv)
             length = hosting.context(other, flags.context and min(flags.context, other.context_tokens))
+            described = served_model(other, length)
             running.add_model(hosting.hosted(other, length, max(length, flags.kv_tokens or 0)))
             files.add(other.pack)
-            return served_model(other, length)
+            holds[path] = PackHold(path)
+            return described
 
         only = [] if flags.switch == "off" else flags.models
         first = served_model(model, context, flags.aliases)

@@ -21,7 +21,7 @@ from tpiedge.pack.files import replacing
 from tpiedge.pack.manifest import MANIFEST_NAME
 from tpiedge.pack.reader import Pack
 from tpiedge.progress import say
-from tpiedge.sanitise import quote
+from tpiedge.sanitise import quote, sanitised_line
 
 # Names made by Storage.label.
 _PRECISION = "(?:f32|bf16|q8|q4)"
@@ -230,7 +230,7 @@ def is_complete(pack: Path) -> bool:
 
 def load_label(pack: Path) -> PackLabel:
     """Reads a pack's label. The default name is the folder's."""
-    folder = os.path.basename(os.path.abspath(pack))
+    folder = sanitised_line(os.path.basename(os.path.abspath(pack)))
     try:
         values = read_json(pack, _LABEL, 65_536)
     except (OSError, UserError):

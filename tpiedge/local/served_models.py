@@ -137,8 +137,9 @@ class ServedModels:
     def _named(self, name: str) -> tuple[StoredPack | None, ServedModel]:
         """Returns an open model, or a pack with its description."""
         bare = name.removesuffix(":latest")  # Ollama's clients append it
+        pulled = str(parse_hub_name(bare) or bare)
         for one in tuple(self._opened.values()):
-            if any(map(one.is_called, (name, bare, str(parse_hub_name(bare))))):
+            if any(map(one.is_called, (name, bare, pulled))):
                 return None, one
         return self._called(bare)
 
@@ -156,7 +157,11 @@ class ServedModels:
         with self._lock:
             found = self._opened.get(path.resolve())
             if found is None:
-                found, used = self._open_pack(path), {self.first.digest, *self._in_use()}
+                try:
+                    found = self._open_pack(path)
+                except UserError as error:  # no client is told where models are
+                    raise UserError(str(error).replace(str(path), path.name)) from None
+                used = {self.first.digest, *self._in_use()}
                 kept = {where: one for where, one in self._opened.items() if one.digest in used}
                 self._opened = {**kept, path.resolve(): found}
             return found
@@ -165,8 +170,9 @@ class ServedModels:
         """Returns the packs that may be served. Reads them again only if one was added, renamed or removed."""
         if self._only == []:
             return []
-        with contextlib.suppress(FileNotFoundError), os.scandir(self._folder) as entries:
-            seen = sorted((one.name, one.stat().st_mtime_ns) for one in entries)
+        with contextlib.suppress(OSError), os.scandir(self._folder) as entries:
+            # A link may lead to a disk that is not there.
+            seen = sorted((one.name, one.stat().st_mtime_ns) for one in entries if one.is_dir())
             if seen != self._seen:
                 found = []
                 for one in stored_packs(self._cache):
@@ -192,7 +198,7 @@ class ServedModels:
 
 
 def _names(pack: StoredPack) -> tuple[str, ...]:
-    return pack.name, pack.path.name, pack.model, pack.source
+    return tuple(filter(None, (pack.name, pack.path.name, pack.model, pack.source)))
 
 
 def _closed(pack: StoredPack) -> ServedModel:

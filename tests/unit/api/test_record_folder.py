@@ -10,7 +10,7 @@ import pytest
 from tests.unit.api.test_records import ACCEPTED
 from tpiedge.answers.record import RESUBMIT, UNWRITTEN_BYTES, FoundAnswer, event_line, line
 from tpiedge.api.records import RecordFolder, accepted_lines, read_record
-from tpiedge.errors import UserError
+from tpiedge.errors import OutOfMemory, UserError
 from tpiedge.master.journal import POISON_AFTER
 from tpiedge.wire.control import Token
 
@@ -158,6 +158,26 @@ def test_records_of_another_model_are_kept_and_logged(folder: Path, caplog: pyte
     assert files(folder) == left
     (line,) = caplog.messages
     assert line == f"left in {folder}: 2 answers of another model; a master of that model resumes them"
+
+
+def test_records_of_a_model_that_cannot_be_opened_are_kept(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A master starts although the tokenizer of another model is damaged, or its weights no longer fit."""
+    left = [begun(folder, "pack-2"), begun(folder, "pack-2")]
+    ours = begun(folder)
+
+    def tokenizer(pack: str) -> None:
+        if pack == "pack-2":
+            raise OutOfMemory("it needs 3 GB more")
+
+    (found,) = RecordFolder(folder, "pack-1", "pack-2").found(tokenizer)
+    found.record.keep()
+    assert files(folder) == sorted(path.name for path in (ours, *left))
+    assert [one.partition(": ")[2] for one in caplog.messages] == [
+        "it needs 3 GB more",
+        "2 answers of another model; a master of that model resumes them",
+    ]
 
 
 def test_only_the_newest_unusable_records_are_kept(

@@ -1,3 +1,4 @@
+import os
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -138,6 +139,28 @@ def test_packs_that_come_and_go_are_noticed(opening: Opening, cache: Path) -> No
     assert len(models.offered) == 3
 
 
+def test_link_to_a_disk_that_is_not_there_hides_no_other_pack(opening: Opening, cache: Path) -> None:
+    (cache / "packs" / "absent").symlink_to("/nonexistent/pack")
+    assert len(opening.models(cache).offered) == 3
+
+
+def test_name_of_any_folder_can_be_listed(opening: Opening, cache: Path) -> None:
+    folder = next((cache / "packs").glob("*f32*"))
+    (folder / "label.json").unlink()  # which has the source, too
+    odd = os.fsencode(folder.parent) + b"/bad\xff\nname"
+    os.rename(folder, odd)
+    models = opening.models(cache)
+    listed = models.offered[1].name
+    assert (listed, models.find(listed).name) == (r"bad\udcff name", listed)
+    with pytest.raises(UnknownModel):
+        models.find(":latest")
+
+
+def test_model_called_none_is_not_every_model(opening: Opening, cache: Path) -> None:
+    with pytest.raises(UnknownModel):
+        opening.models(cache, also="None").find("unknown")
+
+
 def test_damaged_pack_is_left_out(opening: Opening, cache: Path) -> None:
     models = opening.models(cache)
     folder = next((cache / "packs").glob("*f32*"))
@@ -155,6 +178,14 @@ def test_models_out_of_use_leave_memory_when_another_opens(opening: Opening, cac
     models.find("Tiny-q4")
     models.find("Tiny-f32")
     assert opening.opened == ["Tiny-f32", "Tiny-q4", "Tiny-f32", "Tiny-q4"]
+
+
+def test_refusal_tells_no_client_where_models_are(opening: Opening, cache: Path) -> None:
+    models = opening.models(cache)
+    folder = next((cache / "packs").glob("*f32*"))
+    opening.refusal = f"{folder}/text/tokenizer.json is no tokenizer"
+    with pytest.raises(UserError, match=rf"^{folder.name}/text/tokenizer\.json is no tokenizer$"):
+        models.find("Tiny-f32")
 
 
 def test_model_that_cannot_be_opened_stays_closed(opening: Opening, cache: Path) -> None:
