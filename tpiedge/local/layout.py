@@ -14,6 +14,7 @@ from tpiedge.local.prepare import PreparedModel
 from tpiedge.planner.needs import Infeasible, ModelFacts, NodeFacts, model_facts
 from tpiedge.planner.solve import Plan, ShareWeight, evaluate, parse_shares, solve
 from tpiedge.progress import say
+from tpiedge.sanitise import sanitised_line
 from tpiedge.units import counted
 from tpiedge.wire.fields import CollectiveChoice, Keeping, WirePrecision
 
@@ -130,7 +131,7 @@ def chosen_context(model: PreparedModel, layout: Layout, wanted: int | None) -> 
     own = model.context_tokens
     tokens = roomy_context(model, layout, own, min(4096, own))
     memory = f"of the model's {own} tokens fit in memory; --context sets another number"
-    say(f"context: {tokens} {'tokens, all that the model has' if tokens == own else memory}")
+    say(f"context of {sanitised_line(model.public_name, 200)}: {tokens} {'tokens, all that the model has' if tokens == own else memory}")
     return tokens
 
 

@@ -26,7 +26,8 @@ def long(tmp_path_factory: pytest.TempPathFactory) -> PreparedModel:
 def test_short_model_context_is_used_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = model_of(tmp_path, 2000)
     assert chosen_context(model, Layout(1, None, 1, 600_000_000), None) == 2000
-    assert capsys.readouterr().err.splitlines()[-1] == "context: 2000 tokens, all that the model has"
+    said = f"context of {model.public_name}: 2000 tokens, all that the model has"
+    assert capsys.readouterr().err.splitlines()[-1] == said
 
 
 @pytest.mark.parametrize(("memory_gb", "tokens"), [(40, 131_072), (16, 65_536), (4, 16_384), (1, 4096)])
