@@ -131,7 +131,8 @@ def chosen_context(model: PreparedModel, layout: Layout, wanted: int | None) -> 
     own = model.context_tokens
     tokens = roomy_context(model, layout, own, min(4096, own))
     memory = f"of the model's {own} tokens fit in memory; --context sets another number"
-    say(f"context of {sanitised_line(model.public_name, 200)}: {tokens} {'tokens, all that the model has' if tokens == own else memory}")
+    why = "tokens, all that the model has" if tokens == own else memory
+    say(f"context of {sanitised_line(model.public_name, 200)}: {tokens} {why}")
     return tokens
 
 

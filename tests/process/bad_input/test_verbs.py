@@ -133,6 +133,7 @@ def test_unreadable_settings_are_refused(fails, tmp_path, content, expected):
         (("worker", "--token-file", "missing"), "no token in missing within 0 s"),
         (("worker", "--connect", CLOSED, "--model-dir", "missing"), "does not exist"),
         (("master", "demo", "--http", "0.0.0.0:80"), "--insecure"),
+        (("master", "demo", "--switch", "off", "--models", "tales"), "leave one of them out"),
         (("master", "demo", "--listen", "127.0.0.1:7070", "--announce"), "other machines cannot reach"),
         (("master", "demo", "--context", BIG), "is out of range"),
         (("master", "nope", "--context", 100, "--kv-tokens", 99), "--kv-tokens 99 is less than the context"),
