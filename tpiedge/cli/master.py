@@ -205,7 +205,9 @@ def master(model_name: str, **given: Any) -> None:
     if (flags.tls_cert is None) != (flags.tls_key is None):
         raise UserError("--tls-cert and --tls-key go together: give both")
     if flags.switch == "off" and flags.models is not None:
-        raise UserError("--models names models to switch to, and --switch off allows none: leave one of them out")
+        raise UserError(
+            "--models names models to switch to, and --switch off allows none: leave one of them out"
+        )
     if flags.tls_self_signed and flags.tls_cert is not None:
         raise UserError(
             "--tls-self-signed makes a certificate of its own: leave --tls-cert and --tls-key out"

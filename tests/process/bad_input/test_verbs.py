@@ -95,7 +95,7 @@ def test_unreadable_settings_are_refused(fails, tmp_path, content, expected):
     ("arguments", "expected"),
     [
         (("nodez",), "Did you mean 'nodes'"),
-        (("ps",), "there is no verb 'ps': 'tpiedge nodes' shows"),
+        (("ps",), "there is no verb 'ps': 'tpiedge top' shows"),
         (("serve",), "'tpiedge master MODEL' serves a model"),
         (("stop", "qwen3:4b"), "Ctrl-C where 'tpiedge master'"),
         (("create", "mine", "-f", "Modelfile"), "'tpiedge import-gguf FILE --name NAME'"),

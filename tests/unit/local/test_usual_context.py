@@ -39,7 +39,9 @@ def test_default_context_uses_an_eighth_of_the_memory(long, monkeypatch, capsys,
     assert (
         found == 4096 or found * KV_TOKEN_BYTES <= memory / 8 < 2 * found * KV_TOKEN_BYTES or memory_gb == 40
     )
-    assert f"context of tiny-q8: {tokens} of the model's 131072" in capsys.readouterr().err or tokens == 131_072
+    assert (
+        f"context of tiny-q8: {tokens} of the model's 131072" in capsys.readouterr().err or tokens == 131_072
+    )
 
 
 def test_kv_tokens_must_hold_at_least_one_context() -> None:
