@@ -125,11 +125,14 @@ def announcement(megabytes: int) -> str:
     if not megabytes:
         return "every package is here already: nothing is downloaded"
     size = f"{megabytes} MB" if megabytes < 1000 else f"{megabytes / 1000:.1f} GB"
-    minutes = max(1, round(megabytes * 8 / 50 / 60))
     return (
-        f"downloading about {size} ({minutes} min at 50 Mbit/s), less if pip finds some on this computer; "
+        f"downloading about {size} ({_minutes(megabytes)} min at 50 Mbit/s), less if pip finds some on this computer; "
         "unpacking and compiling take 1 or 2 min more"
     )
+
+
+def _minutes(megabytes: int) -> int:
+    return max(1, round(megabytes * 8 / 50 / 60))
 
 
 def closing(binaries: Path, found: str | None, shell: str) -> list[str]:
@@ -193,7 +196,8 @@ def _make_environment() -> None:
         )
 
 
-def _install(*arguments: str) -> bool:
+def _install(words: str, megabytes: int, *arguments: str) -> bool:
+    _say(f"installing {words}: {f'about {_minutes(megabytes) + 1} min' if megabytes else 'a few seconds'}")
     quiet = () if sys.stdout.isatty() else ("--quiet",)
     return subprocess.call([*INSTALL, *quiet, *arguments], cwd=ROOT) == 0
 
@@ -223,11 +227,15 @@ def _install_serving(torch_index: str) -> None:
             settings, has_cuda_card, torch_index, lambda index: index_has(pins["torch"], index)
         )
         _say(source.words)
-    _say(announcement(source.megabytes + OTHERS_MB * bool(lacking - {"torch"})))
-    _say("meanwhile compiling the native kernels and installing tpiedge")
+    others_mb = OTHERS_MB * bool(lacking - {"torch"})
+    _say(announcement(source.megabytes + others_mb))
+    _say("meanwhile compiling the native kernels and installing tpiedge: about 1 min")
     with subprocess.Popen([*INSTALL, "--quiet", "--no-deps", "--editable", "."], cwd=ROOT) as compiling:
-        installed = source.index is None or _install("--no-deps", "--index-url", source.index, "torch")
-        installed = installed and _install(*wanted)
+        installed, rest_mb = True, others_mb + source.megabytes
+        if source.index is not None:
+            index = ("--no-deps", "--index-url", source.index)
+            installed, rest_mb = _install("torch", source.megabytes, *index, "torch"), others_mb
+        installed = installed and _install("the packages that serving uses", rest_mb, *wanted)
     if compiling.returncode:
         raise SetupError("tpiedge was not installed, as pip says above: make setup tries again")
     if not installed:
@@ -236,6 +244,7 @@ def _install_serving(torch_index: str) -> None:
         lost = "no q8, no q4, slower f32 and bf16"
         message = f"setup: the native kernels did not compile (is there a C++ compiler?): {lost}"
         print(message, file=sys.stderr)
+    _say("starting tpiedge once: less than 1 min")
     if subprocess.call([str(BIN / "python"), "-c", _IMPORTED], cwd=ROOT):
         raise SetupError(
             "tpiedge is installed but does not start, as Python says above: rm -r .venv, make setup"
@@ -246,8 +255,9 @@ def _install_dev() -> None:
     project = _project()
     wanted = requirements(project, project["optional-dependencies"])
     pins = read_pins((ROOT / "constraints.txt").read_text())
-    _say(announcement(DEV_MB * bool(_missing(wanted, pins))))
-    if not _install(*wanted):
+    megabytes = DEV_MB * bool(_missing(wanted, pins))
+    _say(announcement(megabytes))
+    if not _install("tests and linters", megabytes, *wanted):
         raise SetupError("tests and linters were not installed, as pip says above: make dev tries again")
 
 

@@ -1,5 +1,6 @@
 """A cluster that answers by a script, for tests of the HTTP API and of its clients."""
 
+import math
 import queue
 import threading
 import time
@@ -235,6 +236,7 @@ class FakeService(Service):
             failed=self.failed,
             links=self.links,
             asleep=self.asleep,
+            kept_s=math.inf if self.kept_s is None else self.kept_s,
             next_pack=self.next_pack,
         )
         draining = [node.name for node in self._nodes if node.state == "draining"]

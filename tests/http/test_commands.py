@@ -55,7 +55,7 @@ def test_chat_command_prints_one_answer_as_json(command, service):
 def test_reasoning_is_shown_and_is_no_part_of_the_answer(command, service):
     service.template = KnowingTemplate()
     answers(service, "<think>Hm, well.</think>Hello there")
-    assert command(chat, "--prompt", "hi") == "Hm, well.\n\nHello there\n"
+    assert command(chat, "hi") == "Hm, well.\n\nHello there\n"
     answers(service, "<think>Hm, well.</think>Hello there")
     assert json.loads(command(chat, "--prompt", "hi", "--json"))["text"] == "Hello there"
 

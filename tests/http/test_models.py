@@ -2,7 +2,9 @@
 
 import math
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 
 import httpx
 import pytest
@@ -61,6 +63,11 @@ def test_lists_have_every_model_and_ps_the_served_one(server, service):
     assert [one["name"] for one in tags] == ["babbler", "other", "other-q4"]
     (loaded,) = httpx.get(f"{server.url}/api/ps").json()["models"]
     assert (loaded["name"], loaded["context_length"]) == ("babbler", 512)
+    assert loaded["expires_at"] == "9999-12-31T23:59:59.000000Z"
+    service.kept_s = 300.0
+    (loaded,) = httpx.get(f"{server.url}/api/ps").json()["models"]
+    left_s = datetime.fromisoformat(loaded["expires_at"]).timestamp() - time.time()
+    assert 240 < left_s <= 300
     service.asleep, service.unavailable = True, "the weights are not in memory"
     assert httpx.get(f"{server.url}/api/ps").json() == {"models": []}
     assert httpx.get(f"{server.url}/ready").json() == {"ready": True}

@@ -1,4 +1,5 @@
 import json
+import re
 
 import pytest
 import torch
@@ -62,7 +63,8 @@ def test_quantised_pack_reports_its_quality_loss(here, tpiedge, references, tmp_
         assert 19 < tensor["sqnr_db"] - 24 * (tensor["precision"] == "q8") < 27
     again = tpiedge("pack", folder, "--precision", "q4", "--out", tmp_path / "pack")
     assert again.out.startswith(f"{tmp_path / 'pack'} (")
-    assert again.out.endswith(f", already there, SQNR {quality['sqnr_db']:.1f} dB)\n")
+    part = r"rounding changes the weights by [4-7](\.\d)? %"
+    assert re.search(rf", already there, {part}, SQNR {quality['sqnr_db']:.1f} dB\)\n$", again.out)
 
     unpacked = here("unpack", tmp_path / "pack", tmp_path / "back")
     assert unpacked.status == 0, unpacked.err

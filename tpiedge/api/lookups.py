@@ -1,6 +1,8 @@
 """Routes that need no cluster: versions, the model, tokens of texts."""
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Final
 
 from starlette.requests import Request
@@ -25,6 +27,7 @@ from tpiedge.model.output import thinking_after
 
 #: The version of Ollama that clients are told: some clients demand a recent version.
 _RELEASE: Final = "0.12.0"
+_LAST_MOMENT: Final = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC).timestamp()
 _SHOW: Final = t.body(model=MODEL)
 _TOKENIZE: Final = t.body(
     model=MODEL,
@@ -103,10 +106,11 @@ def _one_model(request: Request, service: Service) -> Json:
 
 
 def _loaded(_request: Request, service: Service) -> Json:
-    if service.status().asleep:
+    status, model = service.status(), service.model()
+    if status.asleep:
         return {"models": []}
-    model = service.model()
-    loaded = {"expires_at": "9999-12-31T23:59:59Z", "size_vram": 0, "context_length": model.context_tokens}
+    end = moment(min(time.time() + status.kept_s, _LAST_MOMENT))
+    loaded = {"expires_at": end, "size_vram": 0, "context_length": model.context_tokens}
     return {"models": [_tag(model, model.name) | loaded]}
 
 

@@ -109,8 +109,8 @@ def rendered(
     template = model.template
     if template is None:
         raise refused(
-            "the model has no chat template, so it continues texts and answers no messages: send a text to "
-            "/v1/completions, or serve a model that has one (an instruction-tuned model)",
+            "the model has no chat template, so it continues texts and answers no messages: choose another "
+            "model (an instruction-tuned one), or send a text to /v1/completions",
             "messages",
         )
     variables = given(fields.nested("chat_template_kwargs"), *SWITCHES["properties"])

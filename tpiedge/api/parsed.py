@@ -293,7 +293,9 @@ def encode(
 ) -> tuple[int, ...]:
     check_characters(param, [text], model)
     if model.tokenizer is None:
-        raise refused("the model has no tokenizer: send token ids to /v1/completions", param)
+        raise refused(
+            "the model has no tokenizer: choose another model, or send token ids to /v1/completions", param
+        )
     limit = model.context_tokens
     try:
         ids = model.tokenizer.encode(text, add_special=add_special, parse_special=parse_special, most=limit)

@@ -12,7 +12,7 @@ import click
 
 from tpiedge.cli.conversation import ChatAnswer, ChatMessage, Screen, Settings, converse, messages_of
 from tpiedge.cli.model_names import MODEL
-from tpiedge.cli.options import cache_option, option, state_option
+from tpiedge.cli.options import argument_too, cache_option, option, state_option
 from tpiedge.cli.reach import MasterClient, master_at, tls_ca_option, tls_fingerprint_option, trust_of
 from tpiedge.cli.sampling_flags import TOKEN_IDS, chat_sampling_options
 from tpiedge.engine.sampling import check_sampling
@@ -24,6 +24,8 @@ from tpiedge.wire.requests import Sampling
 
 
 @click.command()
+@argument_too("prompt", "One message instead of a conversation.")
+@option("--system", "System prompt.")
 @option("--url", "The master's URL.  [default: the one on this computer, or http://127.0.0.1:8080]")
 @option("--api-key", "The master's API key, if it has one.", envvar="TPIEDGE_API_KEY")
 @tls_ca_option
@@ -31,8 +33,6 @@ from tpiedge.wire.requests import Sampling
 @option(
     "--model", "A model of `tpiedge ls` on the master's computer.  [default: the one that is served]", MODEL
 )
-@option("--prompt", "One message instead of a conversation.")
-@option("--system", "System prompt.")
 @option("--max-tokens", "Limit per answer.  [default: 2048, as far as they fit]", click.IntRange(1))
 @chat_sampling_options
 @option("--json", "Print one JSON object (with --prompt).", name="as_json", is_flag=True)
@@ -78,6 +78,7 @@ def chat(
 class _MasterBackend:
     def __init__(self, master: MasterClient, model: str, settings: Settings, cache: Path | None) -> None:
         self.name = model
+        self.chooses = True
         self._master = master
         self._cache = cache
         self.settings = settings

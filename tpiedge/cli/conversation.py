@@ -62,10 +62,12 @@ class ChatAnswer:
 
 
 class ChatBackend(Protocol):
-    """A model that answers. `settings`: the values before /set, from flags or the model's defaults."""
+    """A model that answers. `settings`: the values before /set, from flags or the model's defaults. `chooses`: whether
+    another model may be chosen."""
 
     name: str
     settings: Settings
+    chooses: bool
 
     def choose(self, name: str) -> None:
         """Lets another model answer from now on. Raises UserError, PeerError."""
@@ -147,7 +149,8 @@ class Conversation:
     def _obey(self, name: str, rest: str) -> None:
         match name:
             case "help" | "?":
-                click.echo(_HELP.format(names=", ".join(SETTINGS)), err=True)
+                lines = _HELP if self._backend.chooses else re.sub("/model.*\n", "", _HELP)
+                click.echo(lines.format(names=", ".join(SETTINGS)), err=True)
             case "clear":
                 self._messages.clear()
                 self._confirm("conversation cleared")

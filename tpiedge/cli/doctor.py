@@ -1,6 +1,7 @@
 """`tpiedge doctor` shows the result of every check, and what to do."""
 
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import astuple
 from functools import partial
@@ -16,6 +17,9 @@ from tpiedge.doctor import computer, network
 from tpiedge.doctor.computer import Check, CheckResult
 from tpiedge.errors import ResourceError
 from tpiedge.host.addresses import CONTROL_PORT, parse_address
+from tpiedge.progress import say
+
+_LIMIT_S = 9.0
 
 
 @click.command()
@@ -23,7 +27,9 @@ from tpiedge.host.addresses import CONTROL_PORT, parse_address
 @json_option
 @cache_option
 def doctor(connect: str | None, as_json: bool, cache: Path | None) -> None:
-    findings = computer.examine(_checks(connect, cache or user_cache_path("tpiedge")), 9.0)
+    if sys.stderr.isatty():
+        say(f"checking, for at most {_LIMIT_S:g} s ...")
+    findings = computer.examine(_checks(connect, cache or user_cache_path("tpiedge")), _LIMIT_S)
     if as_json:
         worst = max((finding.result for finding in findings), key=get_args(CheckResult).index)
         keys = ("check", "found", "advice", "verdict")  # in the order of Finding's fields

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -54,7 +55,7 @@ def add(name: str, file: Path | None, as_json: bool, state: Path | None) -> None
     if as_json:
         click.echo(json.dumps({"name": name, "key": key, "url": url, "file": str(path)}))
         return
-    click.echo(key)
+    click.echo(f"the key, shown once:  {key}" if sys.stdout.isatty() else key)
     if not reached:
         flag = "" if path == api_keys(state).resolve() else f" --api-key-file {shlex.quote(str(path))}"
         now = "phones cannot use the running master with this key: " if running else ""

@@ -102,6 +102,7 @@ class LocalBackend:
     _flags: Mapping[str, Any]
 
     def __post_init__(self) -> None:
+        self.chooses = False
         self.name = self._model.name
         self.settings: Settings = {
             **{

@@ -100,9 +100,9 @@ def admin_lines(url: str, admin: AdminKey) -> list[str]:
 
 def next_lines(http: Address, url: str, needs_key: bool, invited: Sequence[str]) -> Iterator[str]:
     """Yields three blocks: how to chat here, how to chat on a phone, and how another machine joins."""
-    key = "TPIEDGE_API_KEY=KEY " if needs_key else ""
+    key, made = ("TPIEDGE_API_KEY=KEY ", ["with a KEY of:  tpiedge keys add NAME"]) if needs_key else ("", [])
     for title, lines in (
-        ("Chat here", [f"{key}tpiedge chat", f"or in a browser:  {url}/"]),
+        ("Chat here", [f"{key}tpiedge chat", *made, f"or in a browser:  {url}/"]),
         ("Chat on a phone", phone_lines(http, url, needs_key, terminal_columns() - 2)),
         ("Compute on another machine, too", invited),
     ):

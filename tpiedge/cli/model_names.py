@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
-from click.core import ParameterSource
 
-from tpiedge.cli.options import CompletedName
+from tpiedge.cli.options import CompletedName, argument_too
 from tpiedge.errors import UserError
 from tpiedge.local.catalogue import stored_packs
 from tpiedge.model.presets import aliases
@@ -38,18 +37,13 @@ HUB_MODEL = CompletedName(lambda _context: aliases(), *MODEL.sources)
 def model_option(command: Callable[..., _T], *, needed: bool = True) -> Callable[..., _T]:
     """Adds the parameter `model_name`: an argument, or --model. If `needed`, a call without it is refused."""
 
-    @click.argument("model_argument", metavar="[MODEL]", required=False, type=MODEL)
-    @click.option("--model", "model_name", type=MODEL, help=_HELP)
     @functools.wraps(command)
-    def named(*args: Any, model_argument: str | None, model_name: str | None, **flags: Any) -> _T:
-        if needed and model_argument is None and model_name is None:
+    def named(*args: Any, model_name: str | None, **flags: Any) -> _T:
+        if needed and model_name is None:
             raise UserError(f"no MODEL is given: {_HELP}")
-        source = click.get_current_context().get_parameter_source("model_name")
-        if model_argument is not None and source is ParameterSource.COMMANDLINE:
-            raise UserError("give the model once: as the argument or with --model")
-        return command(*args, model_name=model_argument or model_name, **flags)
+        return command(*args, model_name=model_name, **flags)
 
-    return named
+    return argument_too("model", _HELP, MODEL, "model_name")(named)
 
 
 def optional_model_option(command: Callable[..., _T]) -> Callable[..., _T]:

@@ -1,5 +1,6 @@
 """Shared flags, their types, and messages for wrong command lines."""
 
+import functools
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -44,6 +45,29 @@ def option(
     if default is not None:
         more |= {"default": default, "show_default": True}
     return click.option(flag, *([] if name is None else [name]), type=kind, help=says, **more)
+
+
+def argument_too(
+    name: str, says: str, kind: Any = None, parameter: str = ""
+) -> Decorator[Callable[..., Any]]:
+    """Adds an option --`name` that may be given as an argument instead. `parameter`: its name, by default `name`."""
+    parameter = parameter or name
+
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        @click.argument(f"{name}_argument", metavar=f"[{name.upper()}]", required=False, type=kind)
+        @click.option(f"--{name}", parameter, type=kind, help=says)
+        @functools.wraps(command)
+        def named(*args: Any, **flags: Any) -> Any:
+            source = click.get_current_context().get_parameter_source(parameter)
+            if (argument := flags.pop(f"{name}_argument")) is not None:
+                if source is ParameterSource.COMMANDLINE:
+                    raise UserError(f"give the {name} once: as the argument or with --{name}")
+                flags[parameter] = argument
+            return command(*args, **flags)
+
+        return named
+
+    return add
 
 
 class Location(click.Path):
@@ -141,8 +165,8 @@ def usage_words(error: click.ClickException) -> str:
         return value_words(words, error)
     if error.ctx is None:
         return words
-    if "extra argument" in words and any(one.name == "prompt" for one in error.ctx.command.params):
-        return f"{words.removesuffix('.')}: a prompt is given as --prompt 'TEXT'"
+    if "extra argument" in words and any(one.name == "prompt_argument" for one in error.ctx.command.params):
+        return f"{words.removesuffix('.')}: put the prompt in quotes"
     return f"{words.removesuffix('.')}: '{error.ctx.command_path} --help' lists what there is"
 
 

@@ -16,7 +16,7 @@ from tpiedge.cli.options import Location, cache_option, option, together
 from tpiedge.engine.sampling import MAX_SEED
 from tpiedge.errors import UserError
 from tpiedge.local.catalogue import check_free, check_name, find_model, name_pack, packs_folder, the_pack_of
-from tpiedge.local.packing import PackedModel, keep_text_files, pack_model, run_packing
+from tpiedge.local.packing import PackedModel, keep_text_files, pack_model, rounding, run_packing
 from tpiedge.model.checkpoint import Checkpoint
 from tpiedge.model.config import ModelConfig
 from tpiedge.model.gguf.model import GgufModel
@@ -101,7 +101,9 @@ def pack(
         click.echo(f"tpiedge: {label}: {notice}", err=True)
     if quality:
         record["quality"] = quality.to_json()
-        more = [f"SQNR {quality.total.sqnr_db:.1f} dB" if quality.total.noise else "SQNR exact"]
+        more = ["SQNR exact"]
+        if quality.total.noise:
+            more = [rounding(quality.total), f"SQNR {quality.total.sqnr_db:.1f} dB"]
     _tell(packed, flags, more, record)
 
 

@@ -41,51 +41,51 @@ _testbed_option = option(
 
 @click.command()
 @model_option
-@click.option(
-    "--nodes", type=int, default=1, help="Number of processes.  [default: 1, or all devices of --testbed]"
+@options.argument_too(
+    "prompt",
+    "One message, or text to continue if the model has no chat template. Without it, a chat starts.",
 )
-@_testbed_option
-@options.collective_option
-@options.wire_option
-@option(
-    "--shares", "Relative shares, one per node: 3,1,2; A:F gives attention and FFN apart.  [default: even]"
-)
-@option("--threads", "Threads per node.  [default: the cores divided by the nodes]", int)
+@option("--system", "System prompt of a chat.")
 @options.arithmetic_options
-@options.kv_option
 @option("--memory", "Limit per node; weights that do not fit stream from disk.", options.MEMORY)
-@options.keeping_options
 @option(
     "--context",
     "Tokens of the KV cache.  [default: as needed; in a chat the model's own, where memory allows]",
     int,
 )
-@options.speculate_option
-@option(
-    "--prompt",
-    "One message, or text to continue if the model has no chat template. Without it, a chat starts.",
-)
-@option("--raw", "Continue the text of --prompt, without the chat template.", is_flag=True)
-@option("--system", "System prompt of a chat.")
-@option("--prompt-ids", "Token ids to continue: 1,2,3.")
 @option(
     "--max-tokens",
     f"Limit per answer.  [default: {_CONTINUED_TOKENS} of continued text, {ANSWER_TOKENS} of a chat]",
     int,
 )
+@sampling_options
 @option("--stop", "Stop before this text; repeatable.", multiple=True)
+@option("--raw", "Continue the text of --prompt, without the chat template.", is_flag=True)
+@json_option
+@option("--threads", "Threads per node.  [default: the cores divided by the nodes]", int)
+@options.kv_option
+@options.keeping_options
+@options.speculate_option
+@options.state_option
+@options.cache_option
+@option("--prompt-ids", "Token ids to continue: 1,2,3.")
 @option("--ignore-eos", "Continue after the end-of-text token.", is_flag=True)
 @option("--prompt-logprobs", "Report the prompt's own log probabilities (--json).", is_flag=True)
+@click.option(
+    "--nodes", type=int, default=1, help="Number of processes.  [default: 1, or all devices of --testbed]"
+)
+@option(
+    "--shares", "Relative shares, one per node: 3,1,2; A:F gives attention and FFN apart.  [default: even]"
+)
+@options.collective_option
+@options.wire_option
+@_testbed_option
 @option(
     "--trace",
     "Write a trace of all nodes, for 'tpiedge trace' and ui.perfetto.dev.",
     Location(dir_okay=False),
     metavar="FILE",
 )
-@json_option
-@sampling_options
-@options.state_option
-@options.cache_option
 def run(
     model_name: str, nodes: int, prompt: str | None, system: str | None, as_json: bool, **flags: Any
 ) -> None:

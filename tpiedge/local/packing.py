@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tpiedge.errors import UserError
+from tpiedge.kernels.quantise import QuantisationError
 from tpiedge.local.catalogue import check_free, name_pack, packs_folder, write_files
 from tpiedge.model.checkpoint import Checkpoint
 from tpiedge.model.config import MAX_CONFIG_BYTES, POOLING_FILE, POOLING_FOLDER
@@ -102,12 +103,15 @@ def keep_text_files(source: Path, target: Path) -> None:
     write_files(target, found)
 
 
+def rounding(error: QuantisationError) -> str:
+    return f"rounding changes the weights by {100 * 10 ** (-error.sqnr_db / 20):.2g} %"
+
+
 def _cost(model: GgufModel, report: PackReport) -> Iterator[str]:
     quality = load_quality(report.path)
     if quality is not None and quality.total.noise:
-        part = 100 * 10 ** (-quality.total.sqnr_db / 20)
         yield (
-            f"rounding changes the weights by {part:.1g} % ({quality.total.sqnr_db:.0f} dB), because q8 and q4 store "
+            f"{rounding(quality.total)} ({quality.total.sqnr_db:.0f} dB), because q8 and q4 store "
             "one scale for 32 weights and the file stores more"
         )
     whole = sum(math.prod(tensor.shape) for tensor in model.tensors.values()) * 4

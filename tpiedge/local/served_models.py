@@ -187,7 +187,7 @@ class ServedModels:
         found = [one for one in packs if wanted & {each.lower() for each in _names(one[0])}]
         if found:
             return max(found, key=lambda one: one[0].used_s)
-        served = dict.fromkeys([self.first.name, *(one.name for one, _ in packs)])
+        served = dict.fromkeys(one.name for one in self.offered)
         named = ", ".join(map(repr, [*served][:9]))
         message = f"the model {name[:100]!r} is not served here; {named} {'are' if len(served) > 1 else 'is'}"
         if self._only is not None:

@@ -235,6 +235,7 @@ class Reconciler:
             pack=model.pack_id,
             next_pack=self.turns.next_pack,
             asleep=self.turns.asleep,
+            kept_s=self.turns.kept_s(serving),
             history=self.history.so_far,
         )
 

@@ -1,5 +1,6 @@
 """Snapshots of a master's state for other threads."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -71,8 +72,8 @@ class ClusterStatus:
     `collective`: the all-reduce of a token; `bulk_collective`: the all-reduce of a chunk; "" for one node.
     `split_shows`: see Served. `links`: between workers. `failed`: the thread that failed. `model`: the name of the
     model that is served, or about to be; "" if only one is known. `pack`: the id of its weights. `next_pack`: the id of
-    the next model's weights, or "". `asleep`: no weights are in memory, and the next request loads them. `histograms`:
-    only if asked for (Master.observe)."""
+    the next model's weights, or "". `asleep`: no weights are in memory, and the next request loads them. `kept_s`: how
+    long they stay if no request comes. `histograms`: only if asked for (Master.observe)."""
 
     ready: bool
     reason: str
@@ -91,6 +92,7 @@ class ClusterStatus:
     pack: str = ""
     next_pack: str = ""
     asleep: bool = False
+    kept_s: float = math.inf
     history: PlanHistory = field(default_factory=PlanHistory)
     histograms: RequestHistograms = field(default_factory=lambda: _NO_HISTOGRAMS)
 

@@ -127,9 +127,15 @@ class Turns:
             self.chosen = ""
         return True
 
+    def kept_s(self, serving: Session | None) -> float:
+        """Returns how many seconds the weights stay in memory if no request comes."""
+        if serving is None or self._idle_since is None:
+            return self.keep_s
+        return self.keep_s - min(self._clock.now() - self._idle_since, serving.served_s)
+
     def sleeps(self, serving: Session | None) -> bool:
         """Whether the serving session should end, for want of requests."""
         if serving is None or self._idle_since is None or self.chosen:
             return False
-        self.asleep = min(self._clock.now() - self._idle_since, serving.served_s) >= self.keep_s
+        self.asleep = self.kept_s(serving) <= 0
         return self.asleep

@@ -48,7 +48,7 @@ def test_invalid_prompts_are_refused(fails, references, text_model):
     assert "the prompt has 128 tokens, the context 128" in fails(*run, "--prompt-ids", ",".join(["1"] * 128))
     small = ("--context", 4, "--prompt-ids", "1,2,3,4")
     assert "the prompt has 4 tokens, the context 4" in fails(*run, *small)
-    assert "the prompt is empty" in fails("run", "--model", text_model, "--prompt", "")
+    assert "the prompt is empty" in fails("run", text_model, "")
     assert "no tokenizer.json" in fails(*run, "--prompt", "ba")
     assert "--json needs --prompt or --prompt-ids" in fails(*run, "--json")
     assert "--context 0 is out of range" in fails("run", "--model", text_model, "--context", 0)

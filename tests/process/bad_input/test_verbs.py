@@ -54,7 +54,7 @@ def test_unknown_flags_and_extra_arguments_are_refused(fails, words):
         ["master"] if words in (("service", "logs"), ("service", "uninstall")) else []
     )  # else "one" is its choice
     if words not in (("config", "show"), ("rm",), ("testbed", "exec")):  # which take any number of words
-        assert said in fails(*filled(words), *given, "one", "two")
+        assert said in fails(*filled(words), *given, "one", "two", "three")
 
 
 # That all verbs have these types, and take settings, is held by tests/unit/cli/test_shared_flags.py.
@@ -110,6 +110,8 @@ def test_unreadable_settings_are_refused(fails, tmp_path, content, expected):
         (("pack", "demo", "--out", "/dev/null"), "/dev/null is not a pack"),
         (("run",), "no MODEL is given: 'demo', a name from `tpiedge ls`"),
         (("master", "demo", "--model", "demo"), "give the model once"),
+        (("run", "demo", "x", "--prompt", "y"), "give the prompt once: as the argument or with --prompt"),
+        (("chat", "x", "--prompt", "y"), "give the prompt once: as the argument or with --prompt"),
         (("unpack", "/nowhere", "out"), "no model '/nowhere'"),
         (("config", "show", "runn"), "did you mean run?"),
         (("doctor", "--connect", "host:99999"), "not an address: 'host:99999'"),

@@ -26,6 +26,7 @@ class Keys:
 
 class Parrot:
     name = "parrot"
+    chooses = True
 
     def __init__(self) -> None:
         self.settings: Settings = {}
@@ -65,6 +66,17 @@ def test_earlier_turns_are_sent_with_the_next_message(talk: Conversation, parrot
     assert said(parrot.requests[1][0]) == [("user", "hi"), ("assistant", "hello"), ("user", "two\nlines")]
     assert talk.handle("   ")
     assert len(parrot.requests) == 2
+
+
+def test_help_has_model_only_where_a_master_has_several(
+    talk: Conversation, parrot: Parrot, capsys: pytest.CaptureFixture[str]
+) -> None:
+    talk.handle("/help")
+    several = capsys.readouterr().err.splitlines()
+    parrot.chooses = False
+    talk.handle("/help")
+    one = capsys.readouterr().err.splitlines()
+    assert [line for line in several if line not in one] == [next(x for x in several if "/model" in x)]
 
 
 def test_clear_keeps_the_system_prompt(talk: Conversation, parrot: Parrot) -> None:

@@ -58,7 +58,7 @@ def test_page_url_and_qr_code_use_the_lan_address(monkeypatch):
             ["tpiedge keys add phone", "then start this master again with:  --http 0.0.0.0:8080"],
         ),
         (
-            *("0.0.0.0", True, "TPIEDGE_API_KEY=KEY tpiedge chat"),
+            *("0.0.0.0", True, "TPIEDGE_API_KEY=KEY tpiedge chat\n  with a KEY of:  tpiedge keys add NAME"),
             [PAGE, "it asks for a key; the QR code of this command brings one:  tpiedge keys add phone"],
         ),
         (*("0.0.0.0", False, "tpiedge chat"), [PAGE]),

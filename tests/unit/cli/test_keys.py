@@ -1,4 +1,5 @@
 import json
+import sys
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -41,6 +42,15 @@ def test_keys_are_added_listed_and_revoked(tmp_path: Path) -> None:
     assert json.loads(run(tmp_path, "ls", "--json").stdout) == {"file": file, "keys": []}
     with pytest.raises(UserError, match="no key 'phone'"):
         run(tmp_path, "revoke", "phone")
+
+
+def test_key_has_a_label_on_a_terminal_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    verb.keys(["add", "phone", "--state", str(tmp_path)], standalone_mode=False)
+    _, _, key = (tmp_path / "master" / "api-keys").read_text().strip().partition(": ")
+    assert capsys.readouterr().out == f"the key, shown once:  {key}\n"
 
 
 @pytest.mark.parametrize(

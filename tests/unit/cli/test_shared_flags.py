@@ -88,7 +88,7 @@ _RUN = click.Command(
         click.Option(["--nodes"]),
     ],
 )
-_CHAT = click.Command("chat", params=[click.Option(["--prompt"])])
+_CHAT = click.Command("chat", params=[click.Argument(["prompt_argument"])])
 _SHELL = click.Argument(["shell"], type=click.Choice(["bash", "zsh"]))
 _COMMANDS = [
     click.Command("complete", params=[_SHELL]),
@@ -109,7 +109,7 @@ _WORKERS = "is not a whole number: give one from 0 to 126"
         (_RUN, "--modl x", "No such option '--modl'. Did you mean '--model'?"),
         (_RUN, "--zebra", "No such option '--zebra': 'tpiedge --help' lists what there is"),
         (_RUN, "x", "Got unexpected extra argument (x): 'tpiedge --help' lists what there is"),
-        (_CHAT, "x", "Got unexpected extra argument (x): a prompt is given as --prompt 'TEXT'"),
+        (_CHAT, "x y", "Got unexpected extra argument (y): put the prompt in quotes"),
         (_GROUP, "lss", "No such command 'lss'. Did you mean 'ls'?"),
         (_GROUP, "zebra", "No such command 'zebra': 'tpiedge --help' lists what there is"),
         (_GROUP, "complete", "Missing argument '{bash|zsh}'. Choose from: bash, zsh"),
@@ -120,6 +120,13 @@ def test_usage_errors_say_what_is_allowed(command: click.Command, arguments: str
     with pytest.raises(click.ClickException) as raised:
         command.main(arguments.split(), "tpiedge", standalone_mode=False)
     assert " ".join(usage_words(raised.value).split()) == words  # as they are printed
+
+
+def test_flags_that_users_need_come_first() -> None:
+    lines = invoke("run", "--help").output
+    places = [lines.index(f"  {flag} ") for flag in ("--prompt", "--system", "--precision", "--memory")]
+    rare = [lines.index(f"  {flag} ") for flag in ("--threads", "--nodes", "--collective", "--testbed")]
+    assert places + rare == sorted(places + rare)
 
 
 USUAL = Sampling(temperature=0.8, top_p=0.95)

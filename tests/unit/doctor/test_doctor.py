@@ -1,11 +1,13 @@
 import http.server
 import socket
+import sys
 import threading
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
+from tpiedge.cli.doctor import doctor
 from tpiedge.doctor import computer, network
 from tpiedge.host.addresses import Address
 from tpiedge.host.disk_speed import DiskSpeed
@@ -171,3 +173,13 @@ def test_hanging_and_failing_checks_become_warnings():
     assert results == [("a", "ok"), ("a", "ok"), ("b", "warn"), ("c", "warn")]
     assert found[2].found == "no answer within 0.2 s"
     assert "OSError: no such device" in found[3].found
+
+
+def test_doctor_says_on_a_terminal_how_long_it_checks(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(computer, "examine", lambda _checks, _limit_s: [computer.ok("disk", "fast")])
+    for terminal, said in ((False, ""), (True, "checking, for at most 9 s ...\n")):
+        monkeypatch.setattr(sys.stderr, "isatty", lambda shown=terminal: shown)
+        doctor.main([], standalone_mode=False)
+        assert capsys.readouterr() == ("ok    disk  fast\n", said)

@@ -1,5 +1,6 @@
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -106,6 +107,15 @@ def test_paths_and_unknown_names_open_nothing(opening: Opening, cache: Path, tmp
         with pytest.raises(UnknownModel, match=r"'Tiny-q8', 'Tiny-f32', 'Tiny-q4' are$"):
             models.find(name)
     assert opening.opened == []
+
+
+def test_refusal_names_each_model_once(opening: Opening, cache: Path) -> None:
+    found = opening.models(cache)
+    first = replace(found.first, name="demo", also_called=("Tiny-q8",))
+    path = prepare("Tiny-q8", None, None, cache).pack.path
+    models = ServedModels(first, path, cache, None, opening.open, lambda: opening.used)
+    with pytest.raises(UnknownModel, match=r"; 'demo', 'Tiny-f32', 'Tiny-q4' are$"):
+        models.find("other")
 
 
 def test_model_of_the_hub_is_refused_with_the_verb_that_fetches_it(opening: Opening, cache: Path) -> None:

@@ -199,6 +199,7 @@ def test_weights_leave_memory_after_idle_time_and_return(story: Models) -> None:
     story.master.keep_weights(30.0)
     story.wait(20.0)
     assert story.ready
+    assert story.master.status.kept_s == pytest.approx(10.0, abs=2.0)
     story.wait(20.0)
     status = story.master.status
     assert (status.ready, status.asleep, story.rank_zero.epoch) == (False, True, None)

@@ -33,7 +33,9 @@ SAID = [
     "setup: torch comes from where pip's settings say (find-links); a build for CUDA there would be 2700 MB",
     "setup: downloading about 240 MB (1 min at 50 Mbit/s), less if pip finds some on this computer; "
     "unpacking and compiling take 1 or 2 min more",
-    "setup: meanwhile compiling the native kernels and installing tpiedge",
+    "setup: meanwhile compiling the native kernels and installing tpiedge: about 1 min",
+    "setup: installing the packages that serving uses: about 2 min",
+    "setup: starting tpiedge once: less than 1 min",
 ]
 
 needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="software: make is not there")
@@ -99,7 +101,9 @@ def test_setup_installs_what_serves_and_dev_the_rest(checkout: Path) -> None:
 @needs_make
 def test_torch_alone_is_installed_from_its_index(checkout: Path) -> None:
     ended = make(checkout, "setup", settings="")
-    assert ended.stdout.splitlines()[0] == f"setup: torch is the build for CPUs, from {INDEX}"
+    said = ended.stdout.splitlines()
+    assert said[0] == f"setup: torch is the build for CPUs, from {INDEX}"
+    assert said[3] == "setup: installing torch: about 2 min"
     _, torch, others = asked(checkout)
     assert torch.endswith(f" --quiet --no-deps --index-url {INDEX} torch")
     assert "--index-url" not in others
