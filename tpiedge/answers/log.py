@@ -3,11 +3,11 @@
 Laws:
 1. While the disk has room, an event is recorded before it enters the log. The log keeps all events. A new reader
    replaces the previous one.
-2. An answer without a reader is deleted after LEFT_S, or after BRIEFLY_S if it is unfinished and unrecorded. If the
-   last reader of a recorded answer was an unstreamed GET, the answer waits UNFINISHED_S, or COLLECTED_WITHIN_S once it
-   has ended. An earlier master's unstreamed answers wait equally long; its streams wait `grace_s`.
+2. An answer without a reader is deleted after LEFT_S. An unfinished answer without a record is deleted after BRIEFLY_S.
+   A recorded answer waits longer after an unstreamed GET: UNFINISHED_S before its end, COLLECTED_WITHIN_S after its
+   end. An earlier master's unstreamed answers have the same limits. An earlier master's streams wait `grace_s`.
 3. An error of an unfinished choice fails all choices.
-4. A record is deleted by `end`, by a failure while the master runs, and after its client got an error."""
+4. A record is deleted by `end`, by a failure while the master runs, or by an error that the client received."""
 
 import asyncio
 import contextlib

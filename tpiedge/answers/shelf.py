@@ -1,8 +1,8 @@
-"""All answers, and their bounds.
+"""Keeps all answers within limits.
 
-Answers without a reader take at most LEFT_BYTES of memory, and one client's answers take at most half of it. Above
-a limit, the client with the most bytes loses the answer that has waited longest. At most MOST_RECOVERED answers of the
-previous master stay; unfinished answers are chosen before finished ones, and newer answers before older ones."""
+Answers without a reader take at most LEFT_BYTES of memory. One client's part is at most half of LEFT_BYTES. Above a
+limit, the client with the most bytes loses the answer that has waited longest. At most MOST_RECOVERED answers of the
+previous master stay. Unfinished answers are preferred to finished answers, and newer answers to older answers."""
 
 import logging
 import threading

@@ -1,13 +1,13 @@
-"""Turns the events of a request's choices into its answer, streamed or whole.
+"""Turns the events of a request's choices into an answer, streamed or whole.
 
 Laws:
 
 1. A stream that fails ends with an error event and an unfinished body. One choice's error fails all choices.
-2. A stream begins with its first event or, after `_OPEN_S`, with a ping. A slow whole answer begins with blank lines. A
-   failure before the first byte is an HTTP error.
-3. A client gets a byte within half of the read timeout that its headers name.
-4. Events of a resumable answer are numbered from 1, and depend on its tokens alone. If the server ends, a recorded
-   answer breaks off without an error."""
+2. A stream begins with its first event. After `_OPEN_S` without an event, it begins with a ping. A slow whole answer
+   begins with blank lines. A failure before the first byte is an HTTP error.
+3. If a request's headers name a read timeout, the client gets a byte within half of this time.
+4. Events of a resumable answer are numbered from 1. They depend on the answer's tokens alone. If the server ends, a
+   recorded answer breaks off without an error."""
 
 import asyncio
 import contextlib
@@ -50,8 +50,8 @@ class Aborted(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """An accepted request and its reader. `after`: the number of the client's last event; None: the client does not
-    know the answer's id yet. `ignored`: names of ignored fields."""
+    """An accepted request and its reader. `after` is the number of the client's last event. It is None if the client
+    does not know the answer's id yet. `ignored` has the names of ignored fields."""
 
     accepted: AcceptedRequest
     tokenizer: Tokenizer | None

@@ -1,5 +1,5 @@
-"""Reads a request's body and its JSON within limits of size, time, depth and number of values. Keys must be unique
-within an object, and numbers finite."""
+"""Reads a request's body and its JSON. Size, time, depth and the number of values are limited. Keys must be unique
+within an object. Numbers must be finite."""
 
 import asyncio
 import contextlib
@@ -26,8 +26,8 @@ class Disconnected(Exception):
 async def read_body(
     receive: Receive, announced: str | None, limit: int, limit_s: float, reserve: Callable[[int], None]
 ) -> bytearray:
-    """Returns the body. `announced`: the length in the header. `reserve` gets each part's size and may raise. Raises
-    Disconnected, ApiError 408 (too slow), 413 (too large)."""
+    """Returns the body. `announced` is the length in the header. `reserve` gets the size of each part, and may raise.
+    Raises Disconnected, ApiError 408 (too slow) or 413 (too large)."""
     if announced is not None and int(announced) > limit:  # h11 has checked that it is a number
         raise _too_large(f"{announced[:20]} bytes", limit)
     body = bytearray()
@@ -103,8 +103,9 @@ def parse_object(body: bytes | bytearray, max_values: int) -> dict[str, object]:
 def parse(
     data: bytes | bytearray, most: int, before: int = 0, errors: str = "strict", **hooks: Any
 ) -> tuple[Any, int]:
-    """Returns (value, count). The count is `before` plus about one per value. `errors` goes to decode(), `hooks` to
-    json.loads(). Raises ValueError. Raises Excessive if the count exceeds `most` or the depth exceeds MAX_DEPTH."""
+    """Returns (value, count). The value is the parsed JSON. The count is `before` plus about one per value. `errors`
+    goes to decode(), `hooks` go to json.loads(). Raises ValueError. Raises Excessive beyond the count `most` or the
+    depth MAX_DEPTH."""
     count = before + sum(map(data.count, (b",", b"[", b"{")))
     if count > most:
         raise Excessive(f"has more than {most} values")

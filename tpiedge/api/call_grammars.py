@@ -50,8 +50,9 @@ class _Style:
 def call_or_form_grammar(
     tools: ParsedTools, form: CallForm, answer: Grammar | None, param: str, model: ServedModel
 ) -> Grammar | None:
-    """Returns a grammar of tool calls. Unless a call is required, it also allows texts of the grammar `answer`. Returns
-    None if any text is allowed. `param`: the field of `answer`. Raises ApiError."""
+    """Returns a grammar of tool calls. If no call is required, the grammar also allows texts of the grammar `answer`.
+    None, as `answer` or as the result, allows any text. `param` names the request's field with `answer`. Raises
+    ApiError."""
     start, rules = "start: calls", _calls(tools, form, model)
     if tools.required:
         param = tools.field

@@ -1,7 +1,7 @@
 """`GET /admin/cluster` shows the cluster to `tpiedge top` and the page.
 
-A machine's rates are measured from one arrival of its counters to another. Tokens per second are measured from one GET
-to a later one. Parts of a step's time are means over the last seconds."""
+A machine's rates are means between two arrivals of its counters. Tokens per second are a mean between two GETs. Parts
+of a step's time are means over the last seconds."""
 
 import math
 from collections import deque

@@ -1,4 +1,4 @@
-"""Limits how many connections the HTTP port has, and what they cost.
+"""Limits the number of connections to the HTTP port, and their cost.
 
 Each client has a quota of connections, because workers also need file descriptors. Clients have deadlines for sending a
 request's head and for reading an answer. Parsing is costly, so each iteration of the event loop parses one piece per
@@ -34,9 +34,9 @@ _log = logging.getLogger(__name__)
 
 
 class HttpListener(socket.socket):
-    """A listening socket for `limit` connections, with a quota per address. Closes further connections; if `plain` (no
-    TLS), sends 503 first. A single event loop must use it, and call accept() until BlockingIOError. Raises
-    UserError."""
+    """A listening socket for `limit` connections, with a quota per address. Further connections are closed. With
+    `plain` (no TLS), they get a 503 first. A single event loop must use the socket, and call accept() until
+    BlockingIOError. Raises UserError."""
 
     def __init__(self, at: Address, limit: int, *, plain: bool) -> None:
         self._plain = plain

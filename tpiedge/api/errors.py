@@ -66,8 +66,8 @@ class ApiError(Exception):
 
 
 class PromptTooLong(ApiError):
-    """A prompt of more than `maximum` tokens. `size`: the message's first words. `tokens`: a lower bound of the
-    prompt's tokens. `text`: the prompt if not all tokens were counted, else ""."""
+    """A prompt of more than `maximum` tokens. `size` is the beginning of the message. `tokens` is a lower bound of the
+    prompt's tokens. `text` is the prompt if not all tokens were counted, else ""."""
 
     def __init__(self, size: str, tokens: int, maximum: int, param: str, text: str = "") -> None:
         # Clients that read "maximum context length is" shorten the conversation.

@@ -1,7 +1,7 @@
 """Checks clients' JSON objects by tables in JSON Schema. Other modules import this one as `t`.
 
-A null field counts as missing. Unknown fields are ignored and reported. A name one edit away from a known field is
-refused."""
+A null field counts as missing. A field is refused if its name is one edit away from a known name. Other unknown fields
+are ignored and reported."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -41,8 +41,8 @@ class Unsupported(JsonSchema):
 
 
 def unsupported(*harmless: object, why: str = "") -> Unsupported:
-    """Makes the schema of an unsupported field, which may be null, empty or one of `harmless`. `why` continues the
-    error message, so it begins with a comma."""
+    """Makes the schema of an unsupported field. The field must be null, empty or one of the values `harmless`. `why`
+    continues the error message, so it begins with a comma."""
     return Unsupported(enum=[None, [], {}, *harmless], description=f"is not supported{why}")
 
 

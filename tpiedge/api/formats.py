@@ -26,9 +26,9 @@ RESUMABLE = "x-resumable"
 
 
 class AnswerFormat(ABC):
-    """Makes the bytes of one answer. Choices are numbered from 0. A frame is one event.
+    """Makes the bytes of one answer. Choices are numbered from 0. A frame has the bytes of one event.
 
-    Law: a resumable stream's frames depend on the pieces alone."""
+    Law: frames of a resumable stream depend on the pieces alone."""
 
     stream_type = "text/event-stream; charset=utf-8"
     error_event = b""
@@ -77,8 +77,9 @@ class AnswerFormat(ABC):
 
 @dataclass(frozen=True, slots=True)
 class AnswerForm:
-    """A kind of request and answer. `about`: the route's summary. `prefix`: the start of answers' ids. `read` parses
-    requests by `table`. `kind`: the API's type of answers, like "chat.completion"; "": clients cannot resume them."""
+    """A kind of request and answer. `about` is the route's summary. `prefix` begins the ids of answers. `read` parses
+    requests by `table`. `kind` is the API's type of answers, like "chat.completion". Clients cannot resume answers of
+    the kind ""."""
 
     path: str
     about: str

@@ -1,8 +1,8 @@
-"""Rewrites a client's JSON schema into one that a grammar can enforce. Pure.
+"""Rewrites a client's JSON schema so that a grammar can enforce it. Pure.
 
-An object has only declared properties, unless its schema allows others. Schemas in `allOf`,
-`if` and the like, and the targets of references, declare properties of the same object. Each alternative of `anyOf` or
-`oneOf` adds properties of its own.
+An object has only declared properties, unless its schema allows others. Schemas in `allOf`, `if` and similar keywords
+declare properties of the same object. The targets of references do the same. Each alternative of `anyOf` or `oneOf`
+adds its own properties.
 
 Keywords that a grammar cannot enforce are left out and reported. Annotations and unknown formats are left out without a
 report. `oneOf` is read as `anyOf`."""
@@ -61,8 +61,8 @@ def is_held(pattern: str) -> bool:
 
 
 class GrammarSchema:
-    """A client's schema, rewritten to `schema`. `left_out`: paths of omitted keywords. The argument `around` of
-    methods has the names that other parts of the same object declare; None: a part allows undeclared names."""
+    """Rewrites a client's schema to `schema`. `left_out` has the paths of omitted keywords. The argument `around` of
+    methods has the names that other parts of the same object declare. It is None if a part allows undeclared names."""
 
     def __init__(self, root: dict[str, Any], prefix: str = "") -> None:
         """`prefix`: the beginning of all definitions' names. Raises SchemaTooLarge."""

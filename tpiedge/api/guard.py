@@ -1,12 +1,12 @@
 """Admits requests and identifies their clients. Only /health, /ready and the page's files are open to all.
 
-Without API keys, all who reach the port may use the model. So the port must be on loopback, unless the user insists.
-Web pages from elsewhere are refused, unless the user allowed them. Origin and Sec-Fetch-Site reveal such pages. The
-Host header must be an IP address, localhost or a name of this server. This stops a page whose own name resolves to this
-machine.
+Without API keys, everyone who reaches the port may use the model. So the port must be on loopback, unless the user
+insists. Web pages of other sites are refused, unless the user allowed them. The headers Origin and Sec-Fetch-Site
+reveal such pages. The Host header must be an IP address, localhost or a name of this server. This rule stops a page
+whose own name resolves to this machine.
 
-A client is its API key or, without keys, its address. Behind trusted proxies, its address is the last one in
-X-Forwarded-For that is not a proxy's."""
+An API key identifies a client. Without keys, an address identifies a client. Behind trusted proxies, the address is the
+last one in X-Forwarded-For that is not a proxy's."""
 
 import hashlib
 import ipaddress
@@ -92,9 +92,9 @@ def is_admin(path: str) -> bool:
 
 
 class Guard:
-    """Checks the heads of requests. `public_names`: further allowed Host headers. `origins`: web pages that may use the
-    API. `share_prefixes`: all clients have one scope. `insecure`: other machines may use the API without keys. Raises
-    UserError."""
+    """Checks the heads of requests. `public_names` are further allowed Host headers. `origins` are web pages that may
+    use the API. `share_prefixes` gives all clients one scope. `insecure` lets other machines use the API without keys.
+    Raises UserError."""
 
     def __init__(
         self,
@@ -160,8 +160,8 @@ class Guard:
             raise ApiError(401, why, "invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
 
     def admin_key(self, request: Request) -> str:
-        """Returns the admin key for a link's code. The request must come from this server's page, in a browser on this
-        computer. Raises ApiError 401, 403."""
+        """Returns the admin key for a link's code. The request must come from this server's page. The browser must run
+        on this computer. Raises ApiError 401, 403."""
         headers = request.headers
         self._check_not_a_page(headers, nameless=False)
         host, origins = headers["host"].lower(), headers.getlist("origin")

@@ -21,7 +21,7 @@ ABORT_S: Final = 5.0
 
 
 class HttpServer:
-    """Listens from its construction on, and answers from `start` to `close`. `name`: the thread's name. `tls`: None for
+    """Listens from its construction on. Answers from `start` to `close`. `name` is the thread's name. `tls` is None for
     plain HTTP. Raises UserError if it cannot listen."""
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The admin key and the API keys. API keys are given at the start, or in a file that is read again when it changes.
+"""The admin key and the API keys. API keys are given at the start or in a file. A changed file is read again.
 
 A line of the file is `KEY`, `NAME: KEY`, blank or a comment (#). Logs and errors show names only."""
 
@@ -110,7 +110,7 @@ def revoke_key(path: Path, name: str) -> None:
 
 class AdminKey:
     """The admin key. Links contain a code instead, because terminals, logs and histories keep links. Only the latest
-    code is valid, for one use within an hour."""
+    code is valid. It is valid for one use within an hour."""
 
     def __init__(self, key: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._key = key.encode()

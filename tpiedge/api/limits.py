@@ -10,12 +10,12 @@ HEADERS_BYTES: Final = 16 * KIB
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits in bytes and seconds. One client gets at most half of `connections`, `bodies_bytes` and `preparing`
-    (requests that arrive at once).
+    """Limits in bytes and seconds. `preparing` limits the requests that arrive at once. One client gets at most half of
+    `connections`, `bodies_bytes` and `preparing`.
 
-    A refused body is read for `linger_s`. A response may take `answer_s`; None: no limit. Signs of life come every
-    `ping_s`; in an unstreamed answer, the first comes after at most `quiet_s`. A client that does not read is cut off
-    after one to two times `write_s`."""
+    A refused body is read for `linger_s`. A response may take `answer_s`; None means no limit. Signs of life come every
+    `ping_s`. In an unstreamed answer, the first sign comes after at most `quiet_s`. A client that does not read is
+    disconnected after one to two times `write_s`."""
 
     connections: int = 4096
     body_bytes: int = 4 * MIB

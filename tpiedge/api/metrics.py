@@ -1,10 +1,10 @@
 """`GET /metrics` shows the cluster's state and counters in Prometheus's text format.
 
-The route needs an API key if the server has any. Labels have a node's rank and the master's name for it, but no host or
-address. Clients cannot choose the value of a label.
+The route needs an API key if the server has API keys. Labels have a node's rank and the master's name for this node,
+but no host or address. Clients cannot choose the value of a label.
 
-Each GET makes nodes report their counters for a while, so the first response lacks them. Every plan resets counters of
-nodes."""
+Each GET makes nodes report their counters for a while. So the first response lacks these counters. Every plan resets
+counters of nodes."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence

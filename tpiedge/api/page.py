@@ -1,4 +1,4 @@
-"""Serves the page for browsers from the folder `page`. Addresses contain a digest, so browsers may keep files for good.
+"""Serves the web page from the folder `page`. Addresses of files contain a digest, so browsers may keep files for good.
 The content security policy forbids other servers, inline scripts and frames around the page."""
 
 import hashlib

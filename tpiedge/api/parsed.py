@@ -43,11 +43,12 @@ FormatName = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The form of the answer; a part of a record on disk.
+    """The form of the answer, which is a part of a record on disk.
 
-    `logprobs`: alternatives per token; None: no scores. `namespaces`: tools' namespaces, by tool name. `grammar`: the
-    field that restricts the answer, or "". `functions`: calls are written as OpenAI's `function_call`. `echo`: fields
-    that the answer repeats, as JSON. `goes_on`: the answer continues the prompt."""
+    `logprobs` is the number of alternatives per token; None means no scores. `namespaces` maps tool names to
+    namespaces. `grammar` names the field that restricts the answer, or is "". With `functions`, calls are written as
+    OpenAI's `function_call`. `echo` has the fields that the answer repeats, as JSON. With `goes_on`, the answer
+    continues the prompt."""
 
     format: FormatName
     stream: bool

@@ -1,10 +1,10 @@
 """The folder from which the next master resumes answers. Each answer has a private file.
 
-Line 1 has the version and the id of the weights, line 2 has the request. Each further line has an event, or says that a
+Line 1 has the version and the id of the weights. Line 2 has the request. Each further line has an event, or says that a
 later master resumed the answer. The newest MOST_OTHERS files that cannot be resumed are kept.
 
-Law: a kill leaves an earlier state of a record, or no record. A line without its line break does not count. Each line
-has a checksum, which shows other damage."""
+Law: a kill leaves an earlier state of a record, or no record. A line without a line break does not count. A checksum in
+each line shows other damage."""
 
 import contextlib
 import hashlib
@@ -67,8 +67,9 @@ class OtherModel(Exception):
 
 @dataclass(frozen=True, slots=True)
 class AcceptedRequest:
-    """An accepted request. `name`: the answer's id. `prompts`: each prompt's first choice. `each`: choices per prompt.
-    `created`: seconds since 1970. `pack`: the id of the weights. `key`: the API key's `key_mark`, or ""."""
+    """An accepted request. `name` is the answer's id. `prompts` has each prompt's first choice. `each` is the number of
+    choices per prompt. `created` is in seconds since 1970. `pack` is the id of the weights. `key` is the API key's
+    `key_mark`, or ""."""
 
     name: Name
     prompts: Annotated[tuple[Choice, ...], Meta(max_length=MAX_CHOICES)]
@@ -250,8 +251,8 @@ class RecordFolder:
     def found(
         self, tokenizer: Callable[[str], Tokenizer | None] = lambda _: None
     ) -> list[record.FoundAnswer]:
-        """Returns undelivered answers of known models, oldest first. Sets bad records aside. Call it before all other
-        methods. `tokenizer` gets the id of a pack. Raises UserError."""
+        """Returns undelivered answers of known models, oldest first. Sets bad records aside. Call `found` before all
+        other methods. The function `tokenizer` gets the id of a pack. Raises UserError."""
         found, others, packs = [], [], set(self._packs)
         for path in records_in(self._folder):
             with _usable(path):

@@ -168,11 +168,11 @@ def _lingering(scope: MutableMapping[str, Any], receive: Receive, send: Send, li
 
 
 class ApiServer:
-    """Listens from its construction on, and answers from `start` to `close`. Owns its socket and threads, not the
+    """Listens from its construction on. Answers from `start` to `close`. Owns its socket and threads. Does not own the
     service.
 
-    `tls`: None for plain HTTP. `records` keep answers for the next server. `grace_s`: how long the previous server's
-    streams wait for readers. Raises UserError."""
+    `tls` is None for plain HTTP. `records` keep answers for the next server. The previous server's streams wait
+    `grace_s` for readers. Raises UserError."""
 
     def __init__(
         self,

@@ -3,8 +3,8 @@
 Clocks are not compared. Apart from travel time, an all-reduce ends at the same moment on all machines. So each
 machine's spans are shifted until its all-reduces end together with rank 0's. Rank 0 begins and ends the step.
 
-In an all-reduce, a machine waits until the last machine begins it; the rest is network time. A machine also waits for
-rank 0 before its first span and after its last span."""
+In an all-reduce, a machine waits until the last machine begins this all-reduce. The rest is network time. A machine
+also waits for rank 0 before its first span and after its last span."""
 
 from collections.abc import Mapping, Sequence
 from statistics import median

@@ -52,9 +52,9 @@ TOOLS: Final[dict[str, t.JsonSchema]] = {
 
 @dataclass(frozen=True, slots=True)
 class ParsedTools:
-    """The tools that the model may call. `shown`: the tools for the template. `required`: names of tools, one of
-    which the model must call; empty if it need not call any. `several`: whether several calls are allowed. `field`: the
-    request's field with the tools."""
+    """The tools that the model may call. `shown` has the tools for the template. If `required` names tools, the model
+    must call a named tool. `several` says whether several calls are allowed. `field` names the request's field with the
+    tools."""
 
     shown: tuple[Mapping[str, Any], ...] = ()
     required: tuple[str, ...] = ()

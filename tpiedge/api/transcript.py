@@ -61,8 +61,8 @@ class TextPiece:
 
 
 class Transcript:
-    """Makes the pieces of one choice. Laws: their texts, joined, are the answer. Only the last piece has `last`. A
-    token comes with the piece that shows its text."""
+    """Makes the pieces of one choice. Laws: the joined texts of the pieces are the answer. Only the last piece has
+    `last`. A token comes with the piece that shows the token's text."""
 
     def __init__(
         self,

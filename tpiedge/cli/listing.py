@@ -39,8 +39,9 @@ def wrapped(line: str, columns: int | None) -> list[str]:
 def table_lines(
     header: Sequence[str], rows: Sequence[Sequence[str]], columns: int | None = None
 ) -> Iterator[str]:
-    """Yields the lines of a table. All columns but the first are right-aligned. A table wider than `columns` becomes
-    several tables, each with the first column. `columns` None: no limit."""
+    """Yields the lines of a table. The first column is left-aligned, other columns are right-aligned. A table wider
+    than `columns` characters becomes several tables. Each table has the first column. Without `columns`, the width is
+    unlimited."""
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
     parts = [list(range(len(widths)))]
     if columns is not None:

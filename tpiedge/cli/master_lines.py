@@ -57,8 +57,8 @@ def url_for_others(http: Address, url: str) -> str:
 def workers_invited(
     listen: Address, keys: CurveKeys, folder: Path, token_file: Path | None
 ) -> Iterator[list[str]]:
-    """Yields lines to type on other machines. Writes a token for any number of workers to `token_file`; without the
-    file, makes a token for one worker. The token is void after the block."""
+    """Yields lines to type on other machines. With `token_file`, writes a token for any number of workers to this file.
+    Without `token_file`, makes a token for one worker. The token is invalid after the block."""
     address = lan_address(listen)
     if token_file is not None:
         with offered(token_file, folder, keys.public, address):
@@ -91,8 +91,8 @@ def start_lines(
 
 
 def admin_lines(url: str, admin: AdminKey) -> list[str]:
-    """Returns a line with a link that gives the page the admin key. Returns [] if `url` is not on loopback, or if
-    standard error is no terminal: a log would keep the link."""
+    """Returns a line with a link that gives the page the admin key. Returns [] if `url` is not on loopback. Returns []
+    without a terminal as standard error, because a log would keep the link."""
     if not (sys.stderr.isatty() and is_loopback(urlsplit(url).netloc)):
         return []
     return [f"to manage the machines there (works once):  {admin_link(url, admin.new_code())}"]

@@ -250,9 +250,9 @@ def rm(model_names: tuple[str, ...], packs_only: bool, yes: bool, cache: Path | 
 def pull(model_name: str, as_json: bool, cache: Path | None) -> None:
     """Fetch MODEL from the hub: an alias (`tpiedge ls --all`), org/name, or org/name:Q4_K_M for a GGUF file.
 
-    A GGUF file is fetched alone. Of other models, only safetensors weights, configs, tokenizers and chat templates are
-    fetched. An interrupted pull resumes. @REVISION after the name selects a branch, tag or commit. Set HF_TOKEN for
-    gated models, and HF_ENDPOINT for another hub."""
+    A pull of a GGUF file fetches this file alone. A pull of another model fetches safetensors weights, configs,
+    tokenizers and chat templates. An interrupted pull resumes. @REVISION after the name selects a branch, tag or
+    commit. Set HF_TOKEN for gated models, and HF_ENDPOINT for another hub."""
     name = parse_hub_name(model_name)
     if name is None:
         words = "is not a model on the hub: give org/name, org/name:Q4_K_M or an alias (tpiedge ls --all)"

@@ -71,8 +71,8 @@ def announcing(address: Address, master_key: str, say: Callable[[str], None]) ->
 def master_nearby(
     wait_s: float, known: Mapping[Address, str], say: Callable[[str], None]
 ) -> tuple[Address, str | None]:
-    """Returns (address, key) of a master; an unknown key is None. `known`: keys by address, in the order to try. May
-    ask the user. Raises UserError, PeerError."""
+    """Returns (address, key) of a master. The key is None if it is unknown. `known` maps addresses to keys, in the
+    order to try. May ask the user. Raises UserError, PeerError."""
     if (found := _first([*known.items()])) is not None:
         say(f"joining the known master at {found[0]}; --connect HOST names another one")
         return found

@@ -95,8 +95,8 @@ def revoke(name: str, as_json: bool, state: Path | None) -> None:
 def drain(name: str, undo: bool, limit_s: float, as_json: bool, state: Path | None) -> None:
     """Take the worker NAME out of the plan, so that its machine can be switched off.
 
-    Answers pause while other machines take over its part. The drain is refused if they cannot serve the model. It lasts
-    until the worker restarts, or until --undo."""
+    Answers pause while other machines take over the worker's part. The drain is refused if the other machines cannot
+    serve the model. The drain lasts until the worker restarts, or until --undo."""
     if undo:
         _order(as_json, state, "undrain", {"name": name}, "{} is back in use")
         return

@@ -147,9 +147,9 @@ def import_gguf(
 ) -> None:
     """Convert a Llama or Qwen model in a GGUF FILE to a pack, with its tokenizer.
 
-    Weights stay exact if all have the same type (Q4_0, Q8_0, BF16, F16 or F32) and --precision does not say otherwise.
-    Weights of other or mixed types may be rounded; the command says so. Norms and biases are never rounded.
-    `run` and `master` also take FILE, and import it into the cache the first time."""
+    Without --precision, weights of one type (Q4_0, Q8_0, BF16, F16 or F32) stay exact. Weights of other or mixed types
+    may be rounded; the command says so. Norms and biases are never rounded. `run` and `master` also take FILE. They
+    import FILE into the cache the first time."""
     _check_name(name, out)
     if not file.exists() and (found := find_model(str(file), cache)).kind == "GGUF file":
         file = found.path

@@ -1,7 +1,7 @@
 """Environment variables and a TOML file can set every flag of every verb.
 
-A setting becomes a text in click's defaults, which the verb checks. The command line wins over variables, variables win
-over the file. A verb's own setting wins over a common one. A verb's table is named like "bench.decode"."""
+A setting becomes a text in click's defaults. The verb checks this text. The command line overrides variables. Variables
+override the file. A verb's own setting overrides a common setting. A verb's table is named like "bench.decode"."""
 
 import difflib
 import logging

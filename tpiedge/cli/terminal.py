@@ -19,8 +19,8 @@ from tpiedge.host.private_file import private_bytes, private_folder, replace_tex
 
 
 class ChatHistory(FileHistory):
-    """The messages of this chat and of earlier ones, in a file that only its owner reads. `kept`: whether new messages
-    are written. `problem`: why writing failed, "" once the user was told."""
+    """The messages of this chat and of earlier chats, in a file that only its owner reads. `kept` says whether new
+    messages are written. `problem` is an error that the user was not told yet, or ""."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(str(path))
@@ -91,8 +91,8 @@ class Terminal:
         )
 
     def read(self) -> str | None:
-        """Returns the next message, or None after Ctrl-D or two Ctrl-C. One Ctrl-C does not end the
-        chat, because it may be meant for an answer."""
+        """Returns the next message. Returns None after Ctrl-D or two Ctrl-C. One Ctrl-C does not end the chat, because
+        the user may want to stop an answer."""
         interrupts = 0
         if self._history.problem:
             click.echo(self._history.problem, err=True)

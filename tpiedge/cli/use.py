@@ -33,8 +33,8 @@ def use(
 ) -> None:
     """Serve MODEL with the running master of this computer.
 
-    A model that is not here is pulled and packed first. Requests of other models that run or wait are answered before
-    the switch; a later request of another model switches back.
+    A missing model is pulled and packed first. Running and waiting requests of other models are answered before the
+    switch. A later request of another model switches back.
     """
     with admin_of(state) as master:
         offer_pull(model_name, cache)

@@ -57,7 +57,7 @@ class Liveness(Protocol):
 
 
 class Communicator:
-    """The connection of one rank to the others. This base class serves a lone node. After an error (PeerLost,
+    """The connection of one rank to the other ranks. This base class serves a lone node. After an error (PeerLost,
     ProtocolError) a new epoch needs a new communicator. Calls block."""
 
     rank = 0
@@ -86,8 +86,9 @@ class Communicator:
         self._cancelled_step = step
 
     def all_reduce(self, partial: torch.Tensor, tag: Tag, *, contributes: bool = True) -> torch.Tensor:
-        """Returns the sum over ranks, perhaps in `partial` (contiguous, [tokens, hidden]). All ranks give f32, or all
-        give integers. With `contributes=False`, only the shape of `partial` and its kind of numbers count."""
+        """Returns the sum over ranks. The sum may overwrite `partial` (contiguous, [tokens, hidden]). All ranks give
+        f32, or all ranks give integers. With `contributes=False`, `partial` gives only its shape and its kind of
+        numbers."""
         self.cancelled = self._cancelled_step == tag.step
         return partial if contributes else torch.zeros_like(partial)
 

@@ -1,7 +1,7 @@
-"""The collectives add in the order of ranks and give the same bits.
+"""Star, mesh and two-shot add in the order of ranks and give the same bits.
 
-Star (TPI-LLM, section 3.2): all ranks send their parts to rank 0, which sends the sum back. Mesh: each rank sends its
-part to all. Two-shot: each rank sums one slice and sends the sum to all.
+In a star (TPI-LLM, section 3.2), all ranks send their parts to rank 0, and rank 0 sends back the sum. In a mesh, each
+rank sends its part to all. In a two-shot, each rank sums one slice and sends the sum to all.
 """
 
 from collections.abc import Sequence

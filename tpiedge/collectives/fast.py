@@ -46,9 +46,8 @@ class FastPath:
     def reduce(
         self, name: CollectiveName, wire: SummandPrecision, own: Summable, tag: Tag
     ) -> tuple[int, Summable | None]:
-        """Sums into `own`. Returns (0, `own`) when the sum is complete. Otherwise returns (number of peers
-        that have this rank's first message, None). If rank 0 of a star has begun to send, its unrounded sum replaces
-        None."""
+        """Sums into `own`. Returns (count, sum). A complete sum gives (0, `own`). Otherwise, the count is the number of
+        peers with this rank's first message. The sum is then None, or the unrounded sum of a star's rank 0."""
         if own.itemsize != _ITEM_BYTES:
             return 0, None
         prepared = self._prepared(name, wire, own.shape)

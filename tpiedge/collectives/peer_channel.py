@@ -1,7 +1,7 @@
-"""Sorts one rank's messages of the tensor plane into awaited, early and late ones.
+"""Sorts one rank's messages of the tensor plane into awaited, early and late messages.
 
-Early messages are held up to a limit; late ones are dropped. A message that names another rank as its
-sender, or that its sender is not allowed to send, raises Misconduct.
+Early messages are held up to a limit. Late messages are dropped. A message raises Misconduct if it names another rank
+as its sender. A message that its sender is not allowed to send also raises Misconduct.
 """
 
 from collections.abc import Container, Iterable, Iterator, Sequence, Set

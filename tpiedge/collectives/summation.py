@@ -2,7 +2,7 @@
 
 A part of integers is narrow (int32) or wide (int64). The sum is wide if any part is wide. A narrow part's numbers are
 at most (2^31 - 1) // ranks. A wide part's numbers are at most LARGEST. So no sum overflows. A larger number in a wide
-part counts as not finite, and its sum is NOT_A_NUMBER.
+part counts as not finite. A sum with such a number is NOT_A_NUMBER.
 """
 
 from collections.abc import Mapping

@@ -1,12 +1,12 @@
 """Chooses the tokens of each step. Pure.
 
-1. Sequences begin in arrival order, once a slot and pages for all tokens are free. A sequence waits while another
+1. Sequences begin in arrival order, once a slot and all their pages are free. A sequence waits while another sequence
    computes a page that both share.
-2. If no page is free, the youngest sequence is preempted and waits first in the queue.
-3. Prompts may make a step of answers `_MAX_SLOWDOWN` times as long. A step without answers may take the longer of
-   `_STEP_S` and twice a token's time, or any time if only one sequence may run. The oldest prompt gets a fixed part of
-   the prompt tokens. Prompts with least left get the rest.
-4. A page is published for sharing when all its tokens are decided and computed.
+2. If no page is free, the youngest sequence is preempted. It waits first in the queue.
+3. Prompts may make a step with answers `_MAX_SLOWDOWN` times as long. A step without answers may take `_STEP_S` or
+   twice a token's time. The longer time counts. Such steps have no limit if only one sequence may run. The oldest
+   prompt gets a fixed part of the prompt tokens. The shortest remaining prompts get the rest.
+4. A page is shared once its tokens are decided and computed.
 """
 
 import heapq
@@ -58,8 +58,8 @@ class Batch:
 
 
 class Batcher:
-    """`step_tokens` limits a step's tokens, `sequences` the running sequences, and `speculate` the guesses for one
-    sequence in a step. The caller adds measured times to `cost`."""
+    """`step_tokens` limits a step's tokens. `sequences` limits the running sequences. `speculate` limits the guesses
+    for one sequence in a step. The caller adds measured times to `cost`."""
 
     def __init__(self, pool: PagePool, step_tokens: int, sequences: int = 1, speculate: int = 0) -> None:
         self._pool, self.cost = pool, StepCost()

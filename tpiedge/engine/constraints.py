@@ -19,8 +19,8 @@ T = TypeVar("T")
 
 
 class TriggeredConstraint:
-    """A grammar that applies from a trigger token until the text after this token is a complete match. If the grammar
-    fails, the answer continues without it."""
+    """A grammar that a trigger token starts. The grammar ends when the text after this token is a complete match. If
+    the grammar fails, the answer continues without it."""
 
     def __init__(self, constraint: Constraint, grammar: Grammar, request: GenerationRequest) -> None:
         self._constraint = constraint

@@ -1,11 +1,11 @@
 """Drafts tokens from a sequence's own text (prompt lookup decoding), and decides how many drafts a step takes. Pure.
 
-1. A guess repeats the tokens after an earlier match of the text's end. The longest match counts, and the latest of
-   equals. Without a match, the guess continues near the place where a long match failed just before.
-   The batcher limits a guess to `MAX_DRAFTED` tokens.
+1. A guess repeats the tokens after an earlier match of the text's end. The longest match counts. Of equally long
+   matches, the latest counts. Without a match, the guess continues near the place where a long match just failed. The
+   batcher limits a guess to `MAX_DRAFTED` tokens.
 2. A step takes the guesses that maximise its expected tokens per second.
-3. Drafts may delay an answer by the part `_RISK` of the time that it takes without drafts, plus the time of `_CREDIT`
-   tokens. Drafts may also spend the time that earlier ones saved, at most the time of `_GAINED` tokens.
+3. Drafts may delay an answer. The limit is the fraction `_RISK` of the answer's time without drafts, plus the time of
+   `_CREDIT` tokens. Time that earlier drafts saved raises the limit, by at most the time of `_GAINED` tokens.
 """
 
 from array import array
@@ -198,8 +198,8 @@ def _kind(matched: int) -> int:
 
 
 def allot(bids: Sequence[tuple[DraftLength, Guess]], rows: int, cost: StepCost, most: int) -> list[int]:
-    """Returns how many tokens of each guess to take, at most `most` in all, and records their cost. `bids` has one
-    entry per decoding sequence. `rows` counts rows without drafts."""
+    """Returns how many tokens of each guess to take. Takes at most `most` tokens in all. Records the cost of drafts.
+    `bids` has one entry per decoding sequence. `rows` counts rows without drafts."""
     counts = [0] * len(bids)
     plain_s = cost.seconds(rows)
     if plain_s is None:

@@ -1,7 +1,7 @@
 """Compiles grammars and computes token masks, without torch, in a process per grammar.
 
-Grammars may be hostile, so children have limits. A child has two sockets: for frames, and for exit status and CPU time
-(`FATE`). Shutting the latter ends the child.
+Grammars may be hostile, so children have limits. A child has two sockets. One has frames. The other socket has exit
+status and CPU time (`FATE`). Shutting it ends the child.
 
 Frames are as in `text_child.py`, with an answer's number (0: the grammar). Integers have 32 bits:
 - received: `g` (JSON), `a` (drawn tokens), `d` (guessed tokens), `b` (restart tokens), `x` (end);

@@ -1,7 +1,7 @@
 """Gets masks of allowed tokens from processes beside rank 0 (`grammar_child.py`).
 
-1. A finished answer matches its grammar; other answers are prefixes of matches. Masks depend on grammar and tokens
-   alone.
+1. A finished answer matches its grammar. An unfinished answer is the beginning of a match. Masks depend on grammar and
+   tokens alone.
 2. A wrong or too expensive grammar is refused. It hurts only requests that share its process.
 3. No process outlives its requests or its parent.
 """
@@ -184,8 +184,8 @@ class Constraint:
         self._renew(b"a", tokens, self._now() + _ANSWER_S)
 
     def restart(self, tokens: Sequence[int]) -> None:
-        """Restarts the grammar and replays `tokens`, up to the first place where the text may end. Requires `ready()`.
-        The child's answer sets `kept`, the number of replayed tokens."""
+        """Restarts the grammar. Replays `tokens` up to the first place where the text may end. Requires `ready()`. The
+        child's answer sets `kept`, the number of replayed tokens."""
         self._accepted, self._replayed = [], tokens
         self._renew(b"b", tokens, self._deadline if tokens else self._now() + _ANSWER_S)
 

@@ -1,11 +1,12 @@
 """Moves keys and values from one epoch to the next, so that no prefill is needed.
 
-At an epoch's end every node saves a snapshot for the next node of its machine. Rank 0 also saves heads that other nodes
-will lack (`planner/kv_transfer.py`). In the next epoch nodes read their snapshots, and rank 0 sends the heads that they
-lack. Pages are used only if every node then has all its heads.
+At an epoch's end, every node saves a snapshot for the next node of its machine. Rank 0 also saves heads that other
+nodes will lack (`planner/kv_transfer.py`). In the next epoch, nodes read their snapshots. Rank 0 sends the missing
+heads. Pages are used only if every node then has all its heads.
 
-A snapshot is a file: a nonce, the header's length, the header (JSON, without tokens), and parts sorted by head, page,
-layer. Header and parts are encrypted with a key that only this machine's processes hold. Reading deletes the file.
+A snapshot is a file. It has a nonce, the header's length, the header (JSON, without tokens) and parts. Parts are sorted
+by head, page, layer. Header and parts are encrypted. Only this machine's processes hold the key. Reading deletes the
+file.
 """
 
 import contextlib
@@ -193,8 +194,8 @@ class KVTransfer:
     def save(
         self, order: SavePages, stored: Sequence[int] = (), sequences: Sequence[SavedSequence] = ()
     ) -> str:
-        """Saves the pages of rank 0's `order`. Every rank calls this. `stored` lists this node's heads to save for
-        other machines. Returns an error, or "". Raises PeerLost, ProtocolError."""
+        """Saves the pages of rank 0's `order`. Every rank calls `save`. `stored` lists the heads that this node saves
+        for other machines. Returns an error, or "". Raises PeerLost, ProtocolError."""
         unknown = any(page >= self._cache.pages for page in order.pages)
         if unknown or len(order.kept) != self._communicator.size:
             raise ProtocolError("node 0 saves pages or names nodes that do not exist")

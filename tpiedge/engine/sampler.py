@@ -1,7 +1,7 @@
 """Draws tokens from logits on rank 0, in the order of Hugging Face's processors and warpers:
 
 1. the logit bias is added;
-2. tokens of prompt and answer get the repetition penalty, which divides positive scores and multiplies negative ones;
+2. tokens of prompt and answer get the repetition penalty, which divides positive scores and multiplies negative scores;
 3. tokens of the answer get the presence and frequency penalty: score -= presence + frequency * count;
 4. tokens that the grammar forbids get -inf;
 5. at temperature 0 the largest score wins; of equal scores, the lowest id wins.

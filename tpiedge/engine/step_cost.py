@@ -1,11 +1,11 @@
 """Predicts a step's time from its number of rows. Pure.
 
-Row counts between the same powers of two are of one kind. Each kind is a point of a curve: the median of its latest
-`_KEPT` measured steps.
+Row counts between the same two powers of two form one kind. Each kind gives a point of a curve: the median time of the
+kind's latest `_KEPT` steps.
 
 1. More rows never take less time (isotonic regression).
 2. One slow step has no effect on a kind that was measured three times.
-3. Beyond the largest measured step, time is proportional to rows, which is usually too much.
+3. Beyond the largest measured step, time is proportional to rows. This prediction is usually too long.
 """
 
 from bisect import bisect_left

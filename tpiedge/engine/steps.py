@@ -134,8 +134,8 @@ class OverlappedReduces:
         *,
         wait: bool,
     ) -> None:
-        """Adds the sum of all nodes' partials, and `bias_H`, to `rows`. Without `wait`, this happens later, at the
-        latest in `finish`. `partial_CH` None counts as zeros. With `grid`, partials are integers."""
+        """Adds `bias_H` and the sum of all nodes' partials to `rows`. Without `wait`, the addition happens later, at
+        the latest in `finish`. A `partial_CH` of None counts as zeros. With `grid`, partials are integers."""
         contributes = partial_CH is not None
         if grid is not None and self._wire != "f32":
             partial_CH, grid = None if partial_CH is None else widened(partial_CH, grid), None

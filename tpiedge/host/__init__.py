@@ -1,3 +1,3 @@
-"""Describes this computer: its properties and limits (`device`, `process`, `disk_speed`), `addresses` and ports,
-private files (`private_file`), TLS `certificate` and the `service_manager` that started this process. No torch, no
-network."""
+"""Describes this computer. `device`, `process` and `disk_speed` have the computer's properties and limits. `addresses`
+has addresses and ports. `private_file` has private files. `certificate` has TLS certificates. `service_manager` talks
+to systemd. No torch, no network."""

@@ -1,6 +1,6 @@
 """Processors, memory and disk that this process may use. No torch.
 
-Limits of this process's control group and its ancestors apply (Linux, versions 1 and 2). `root` is the folder that has
+The limits of this process's control group and its parent groups apply (Linux, versions 1 and 2). The folder `root` has
 proc and sys. An unreadable file means no limit.
 """
 

@@ -53,8 +53,8 @@ def private_folder(folder: Path) -> Path:
 
 
 def check_folder(folder: Path, within: Sequence[str], flag: str) -> None:
-    """Raises UserError if others may change `folder` or its subfolders `within`, or if `folder` is a broken link. A
-    missing `folder` passes, and so does a folder like /tmp, where users can change only their own files. Errors name
+    """Raises UserError if others may change `folder` or its subfolders `within`. A broken link raises UserError, a
+    missing folder passes. A folder like /tmp passes, because users can change only their own files there. Errors name
     `flag`."""
     if folder.is_symlink() and not folder.exists():
         raise UserError(

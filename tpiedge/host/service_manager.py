@@ -43,8 +43,8 @@ class ServiceManager:
         return both
 
     def alive(self, now: float, ask: Callable[[], Future[Any]] | None = None) -> None:
-        """Feeds the watchdog four times in its period; call this often. With `ask`, the watchdog is not fed before
-        the future that `ask` returned is done."""
+        """Feeds the watchdog four times in its period. Call `alive` often. With `ask`, feeds the watchdog only after
+        the future from `ask` is done."""
         if not self._watchdog_usec or now < self._due:
             return
         if ask is not None:

@@ -41,8 +41,7 @@ def open_link(
     secret: str = "",
 ) -> ZmqSpoke:
     """Returns a link to the master at the first address that works. The caller closes the link. Each address may take
-    `timeout_s`. Errors name the address `shown`. A token's `secret` gets a place reserved
-    for peers with tokens."""
+    `timeout_s`. Errors name the address `shown`. With a token's `secret`, the link gets a place reserved for tokens."""
     ticket = ticket_of(secret, name) if secret else ""
     failures: list[UserError | PeerError] = []
     for numeric in resolve_all(address):

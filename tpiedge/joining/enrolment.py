@@ -1,8 +1,8 @@
 """Decides how the master answers a worker that wants to join. No sockets, no files.
 
-Without pairing, only an Enrol with a valid token's secret makes a key a member. Members need no secret. A worker is
-refused if its key is revoked, or if its protocol, number format or torch differs from the master's. A refused worker
-spends no token.
+Without pairing, only an Enrol with a valid token's secret makes a key a member. Members need no secret. A worker with a
+revoked key is refused. A worker is also refused if its protocol, number format or torch differs from the master's. A
+refused worker spends no token.
 """
 
 import logging
@@ -52,8 +52,8 @@ class Enrolment:
     quick_check: Callable[[str], Redemption]
 
     def check(self, peer: str, key: str, message: Message) -> Enrolled | Refused | Enrol:
-        """Returns the answer to `peer`. If the answer is an Enrol, the caller redeems its token, then calls
-        `answer`."""
+        """Returns the answer to `peer`. Returns `message` itself if its token seems valid. The caller then redeems this
+        token and calls `answer`."""
         table = self.members()
         if table.is_revoked(key):
             words = f"the master has revoked the key of this worker ({fingerprint(key)}): {NEW_KEY}"

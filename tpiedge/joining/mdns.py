@@ -1,6 +1,6 @@
 """Announces and finds masters in the local network.
 
-Answers are untrusted addresses to try. Joining checks who is there, by a code or a known key.
+A found address is not trusted. A worker that joins checks the master by a code or a known key.
 """
 
 import contextlib

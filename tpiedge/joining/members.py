@@ -1,7 +1,7 @@
 """Keeps the cluster's members and the revoked keys.
 
-An admission takes effect when it is on disk, a revocation immediately. One write admits a member and records its use of
-a token.
+An admission takes effect when it is on disk. A revocation takes effect immediately. One write admits a member and
+records the member's use of a token.
 """
 
 import threading

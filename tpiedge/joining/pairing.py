@@ -1,9 +1,9 @@
 """Lets a worker join without a token: the user types the worker's short code into the master.
 
 The worker draws the code, a secret of 40 bits, and never sends it. Both sides derive a key by a slow hash, salted with
-both public keys and both nonces. The worker proves that it knows the code (Reveal), then the master proves it
-(PairingResult). A proof holds for one pair of keys, so an attacker who swaps a key has no proof. With 16 MiB of memory
-per guess a search takes years.
+both public keys and both nonces. First, the worker proves that it knows the code (Reveal). Then the master proves the
+same (PairingResult). A proof holds for one pair of keys, so an attacker who swaps a key has no proof. A guess takes 16
+MiB of memory, so a search takes years.
 """
 
 import base64

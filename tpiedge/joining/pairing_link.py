@@ -1,6 +1,6 @@
 """Pairs over the network: the master's hub beside its control port, and the worker's side.
 
-The hub's key pair is the same in every installation. It proves nothing: trust rests on the code.
+The hub's key pair is the same in every installation. It proves nothing, so trust rests on the code.
 """
 
 import contextlib
@@ -119,8 +119,8 @@ def pair(
     show_code: Callable[[str], None],
     timeout_s: float = PAIRING_S,
 ) -> str:
-    """Pairs with the master whose control port is at `address`. Waits until the user has typed the code there. Returns
-    the master's key. Raises UserError, PeerError."""
+    """Pairs with the master whose control port has the address `address`. Waits until the user has typed the code on
+    the master. Returns the master's key. Raises UserError, PeerError."""
     deadline = time.monotonic() + timeout_s
     worker = PairingWorker(keys.public, host)
     pairing_address, key = address.beside(PAIRING_OFFSET), introduction_keys().public

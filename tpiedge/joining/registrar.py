@@ -1,7 +1,7 @@
 """Admits and revokes workers at the master's hub.
 
-The hub's owner calls `handle`, `finish_joins` and `tick`, which read small files. A second thread writes the files, in
-order. Other threads call `admit` and `revoke`, which wait for the disk.
+The hub's owner calls `handle`, `finish_joins` and `tick`. They read small files. A second thread writes the files, in
+order. Other threads call `admit` and `revoke`. These two methods wait for the disk.
 """
 
 import contextlib
@@ -39,8 +39,8 @@ def unknown_peer_policy(folder: Path) -> UnknownPeerPolicy:
 
 
 class Registrar:
-    """Admits the journal's members at `hub` and at the hubs `beside`, which only members may use. Close the Registrar
-    before the hubs."""
+    """Admits the journal's members at the control hub `hub` and at the other hubs `beside`. Only members may use the
+    other hubs. Close the Registrar before the hubs."""
 
     def __init__(
         self,

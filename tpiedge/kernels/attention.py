@@ -1,8 +1,8 @@
-"""Computes causal attention over a KV cache's pages, natively or (f32 and bf16) in torch.
+"""Computes causal attention over a KV cache's pages, in native code or (f32 and bf16) in torch.
 
 T tokens of all spans, N query heads, K KV heads, g query heads of one KV head, S cached positions, P positions of a
-page, d head width, B bytes of a row. A token's bits do not depend on other sequences. In native code, they do not
-depend on the call's other tokens either.
+page, d head width, B bytes of a row. The bits of a token's result do not depend on other sequences. In native code,
+they do not depend on the call's other tokens either.
 """
 
 import functools

@@ -1,5 +1,5 @@
-"""Computes a node's quantised attention block, or all layers, in one native call. The bits equal the results of
-linear.py, elementwise.py and attention.py.
+"""Computes a node's quantised attention block, or all layers, in one native call. The results have the same bits as
+results of linear.py, elementwise.py and attention.py.
 
 T tokens, H hidden size, n query heads, K KV heads, d head width, r rotated width, O outputs.
 """
@@ -30,8 +30,9 @@ _LAYER = struct.Struct("=3qd")
 
 
 class FusedAttention:
-    """A block for one cache. `matrices` are q, k, v and o; their memory must not move. `biases` belong to q, k and v,
-    `head_norms_d` to q and k. `rotated` counts a head's rotated columns (None: all). Raises ValueError."""
+    """An attention block for one KV cache. `matrices` are q, k, v and o; their memory must not move. `biases` belong to
+    q, k and v. `head_norms_d` belong to q and k. `rotated` is the number of a head's rotated columns; None means all.
+    Raises ValueError."""
 
     def __init__(
         self,

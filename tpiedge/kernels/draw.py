@@ -1,9 +1,9 @@
 """Draws a token from scores, and ranks tokens with log probabilities. No torch.
 
-Scores are f32 [V], contiguous, without NaN and +inf; at least one score is above -inf. Filters apply in this order:
+Scores are f32 [V], contiguous, without NaN and +inf. At least one score is above -inf. Filters apply in this order:
 `top_k`, `top_p`, `min_p`. A token's mass is 2**`mass_bits` * e**((score - largest) / temperature), rounded to an
-integer. The sum of all masses fits int64. numpy defines the result; the native kernels (native/draw.cpp) give the
-same bits, without the GIL. Functions raise MemoryError.
+integer. The sum of all masses fits int64. numpy defines the result. The native kernels (native/draw.cpp) give the same
+bits, without the GIL. Functions raise MemoryError.
 """
 
 import math
