@@ -1,8 +1,8 @@
 """Computes a node's part of an FFN block. T tokens, H hidden size, F FFN columns of the share, O output features.
 
-Many tokens are computed in mini-sequences (MOM, section 3.1). In each, gate and up (T x F floats each) together take at
-most SCRATCH_BYTES, and normed rows (T x H floats) at most NORMED_BYTES. Native products need up to 8 MiB more if
-quantised, else 32 bytes per token and output.
+Many tokens are computed in mini-sequences (MOM, section 3.1). In a mini-sequence, gate and up (T x F floats each)
+together take at most SCRATCH_BYTES. Normed rows (T x H floats) take at most NORMED_BYTES. Native products need up to 8
+MiB more for quantised weights, and 32 bytes per token and output for other weights.
 """
 
 from collections.abc import Iterator

@@ -1,9 +1,8 @@
 """Sums quantised row-parallel products as integers, so that the order of summation changes nothing.
 
-Every unit (an attention head, or 128 columns of the FFN) gives a part of the sum. A part is rounded to a multiple of
-2**exponent (a step). The multiples of all units and nodes are added as integers. Their sum is rounded to f32 once.
-Sums are int32 if they surely fit. Otherwise they are int64, and a sum is NOT_A_NUMBER if one of its parts is NaN or
-beyond 2**46 steps.
+Every unit (an attention head, or 128 columns of the FFN) gives a part of the sum. A step is 2**exponent. Every part is
+rounded to whole steps. The steps of all units and nodes are added as integers. Their sum is rounded to f32 once. Sums
+are int32 if they surely fit, else int64. An int64 sum is NOT_A_NUMBER if one of its parts is NaN or beyond 2**46 steps.
 """
 
 from collections.abc import Callable

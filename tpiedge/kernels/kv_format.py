@@ -1,4 +1,5 @@
-"""Defines the bytes of a KV cache's rows, the same on every machine. A row has the numbers of one head at one position.
+"""Defines the bytes of a KV cache's rows. The bytes are the same on every machine. A row has the numbers of one head at
+one position.
 
 Storing in q8 or q4 changes a number by at most half a scale (and f32 rounding). A page's part for one layer and KV head
 has rows of keys, rows of values, then padding to 4 KiB.

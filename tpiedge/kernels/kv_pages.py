@@ -1,7 +1,7 @@
 """Says where keys and values lie in a KV cache's pages, and which positions a call computes.
 
-A page has P positions. For each layer and KV head it has a part: keys, then values. Position x is row x % P of page x
-// P. This module checks everything except the addresses in tables.
+A page has P positions. For each layer and KV head, a page has a part: keys, then values. A sequence's position x is row
+x % P of its page x // P. This module checks everything except the addresses in tables.
 """
 
 import struct
@@ -87,7 +87,7 @@ class Span:
 
 class Spans:
     """A call's spans, packed for all layers. The call's rows are the tokens of its spans, in order. Spans must not
-    overlap. Tables must not change during calls. Raises ValueError."""
+    overlap. Tables must not change during calls. Raises ValueError for an invalid span."""
 
     def __init__(self, spans: Sequence[Span], positions: int) -> None:
         self.positions = positions

@@ -1,4 +1,4 @@
-"""Owns the native kernels' threads; checks and packs the kernels' arguments. Without a Pool, torch computes everything.
+"""Owns the native kernels' threads. Checks and packs the kernels' arguments. Without a Pool, torch computes everything.
 With a Pool, torch computes only two things: f32 and bf16 products of more than NATIVE_TOKENS tokens, and attention of
 heads wider than MAX_HEAD_WIDTH."""
 
@@ -76,8 +76,8 @@ def pack_matrix(w: Tensor, y: int, rows: int) -> bytes:
 def pack_panels(
     w: PanelMatrix, y: int = 0, bias_R: Tensor | None = None, y_stride: int | None = None
 ) -> bytes:
-    """Packs a column-parallel matrix. `y` is the address for its products. `y_stride` counts floats from one row of
-    products to the next. `bias_R` is contiguous f32 and must not move."""
+    """Packs a column-parallel matrix. `y`: the address of its products. `y_stride`: the number of floats from one row
+    of products to the next. `bias_R`: contiguous f32 that must not move."""
     bias = 0 if bias_R is None else bias_R.data_ptr()
     return _packed(w, y, bias, 0, 0, w.rows if y_stride is None else y_stride)
 

@@ -1,7 +1,7 @@
 """Products of activations with weights: T tokens, I input features, O output features, R rows of the stored weight.
 
-In native code a row's bits depend neither on other rows nor on threads; in torch both may matter. Quantised matrices
-are multiplied in INT8, natively only.
+In native code, a token's bits depend neither on other tokens nor on the number of threads. In torch they may depend on
+both. Quantised matrices are multiplied in INT8, by native code only.
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,7 @@
 """Layout of quantised matrices in memory and on disk: panels of 16 outputs, in the order in which kernels read.
 
-A unit (of outputs if column-parallel, of inputs if row-parallel) is stored on its own. docs/kernels.md has every bit.
+Every unit is stored on its own. A column-parallel matrix has units of outputs. A row-parallel matrix has units of
+inputs. docs/kernels.md describes every bit.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
 """Quantises numbers to panels of integers with scales (panels.py) and back. No torch.
 
-A scale covers 32 inputs of an output (docs/kernels.md). Numbers that were quantised before, here or as GGUF's Q4_0 or
-Q8_0, do not change unless their scale is below 2^-14.
+A scale covers 32 inputs of an output (docs/kernels.md). Quantising again does not change numbers from panels or from
+GGUF's Q4_0 or Q8_0. Scales below 2^-14 are an exception.
 """
 
 import math
@@ -46,8 +46,8 @@ class QuantisationError:
 def quantise_unit(
     values_OI: Array, shape: PanelShape, search: bool = True, out: Array | None = None
 ) -> tuple[Array, QuantisationError]:
-    """Quantises `values_OI` (f32, f16, or bf16 as uint16) to panels, in `out` if given. For q4, `search` chooses
-    the best of several scales. Releases the GIL. Raises CannotQuantise, UserError."""
+    """Quantises `values_OI` (f32, f16, or bf16 as uint16) to panels. `out`: memory for the panels. `search`: whether to
+    try several scales for q4 and keep the best scale. Releases the GIL. Raises CannotQuantise, UserError."""
     if values_OI.shape != (shape.outputs, shape.inputs) or values_OI.dtype not in _KINDS or shape.inputs < 1:
         raise ValueError(
             f"{values_OI.dtype}{list(values_OI.shape)} for {shape.outputs} x {shape.inputs} weights"

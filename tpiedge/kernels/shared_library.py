@@ -72,8 +72,8 @@ class KernelLibrary:
 
 @functools.cache
 def kernel_library() -> KernelLibrary | None:
-    """Returns this CPU's kernels. If there are none, logs why and returns None. The variable TPIEDGE_NATIVE may be 0
-    (no kernels) or an instruction set of ISAS."""
+    """Returns this CPU's kernels. Without kernels, logs why and returns None. The environment variable TPIEDGE_NATIVE
+    may be 0 (no kernels) or an instruction set of ISAS."""
     found = _find()
     if isinstance(found, KernelLibrary):
         return found

@@ -1,13 +1,13 @@
 """Rank 0's ledger of the KV cache's pages. Pure.
 
-Sequences that begin alike share full pages, which are published under names.
+Full pages are published under names. Sequences that begin alike share these pages.
 
 1. A page is cold (without memory), blank (empty), idle (published, but not held), or held. `_counts` says how many
    sequences hold a page.
-2. A page's name is the keyed hash of its tokens and the previous page's name (for the first page, the scope's
-   name). Sequences share within a scope only. No client can give two texts one name.
+2. A page's name is the keyed hash of its tokens and the previous page's name. The first page uses the scope's name
+   instead. Sequences share within a scope only. No client can give two texts one name.
 3. A published page is never written again.
-4. Blank pages are allocated first, then cold ones, then the least recently used idle page. When a sequence ends, its
+4. Blank pages are allocated first, then cold pages, then the least recently used idle page. When a sequence ends, its
    last pages become idle first.
 """
 
@@ -24,8 +24,8 @@ _NAME_BYTES = 16
 
 
 class PagePool:
-    """Manages `pages` pages of `positions` positions. `key` has at most 64 bytes and is new in each epoch. Pages give
-    back their memory in groups of `grain` (0: never)."""
+    """Manages `pages` pages of `positions` positions. `key`: at most 64 bytes, new in each epoch. `grain`: the number
+    of pages that give back memory together; 0 means never."""
 
     def __init__(self, pages: int, positions: int, key: bytes, grain: int = 0) -> None:
         self.pages = pages

@@ -1,7 +1,7 @@
-"""Cuts a text into windows and computes its likelihood under a model.
+"""Cuts a text into windows and computes the text's likelihood under a model.
 
-A form feed ends a document. Every token is scored once, except the first token of a document. After a document's first
-window, every scored token follows at least `context` - `stride` tokens.
+A form feed ends a document. Every token is scored once, except the first token of a document. In a document's second
+and later windows, every scored token follows at least `context` - `stride` tokens.
 """
 
 import math
@@ -77,8 +77,8 @@ def read_text(
     stride: int | None,
     reference: PreparedModel | None = None,
 ) -> EvalText:
-    """Reads windows that fit both models. Without `path`, reads the demo's held-out text. `context` defaults to the
-    models' limit, but to 2048 at most. `stride` defaults to half the context. Raises UserError."""
+    """Reads windows that fit both models. `path`: None means the demo's held-out text, for the demo only. `context`: by
+    default, the smaller of 2048 and the models' limit. `stride`: by default, half the context. Raises UserError."""
     positions = model.context_tokens if reference is None else reference.context_tokens
     context = (
         min(model.context_tokens, positions, _CONTEXT) if context is None else check_context(model, context)

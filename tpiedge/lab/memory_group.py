@@ -1,4 +1,4 @@
-"""Limits memory, page cache included, with a control group. Needs Linux and root.
+"""Limits the memory of processes, including the page cache, with a control group. Needs Linux and root.
 
 A page counts for the group that first touched the page, so drop the caches first (`echo 1 > /proc/sys/vm/drop_caches`).
 """

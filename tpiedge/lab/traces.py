@@ -1,7 +1,7 @@
 """Reads a trace of `tpiedge run --trace` and sums up steps.
 
-A step counts as a decode step if the LM head drew a token in the step before. Other steps compute the prompt. So the
-first step of a later request counts as a decode step.
+A step counts as a decode step if the LM head drew a token in the previous step. Other steps count as prompt steps. So
+the first step of a later request counts as a decode step.
 """
 
 import json
@@ -193,8 +193,8 @@ def typical_steps(spent_s: Mapping[int, float]) -> Sequence[int]:
 
 @dataclass(frozen=True)
 class NodeSummary:
-    """One node's times. `busy_s`: the busy seconds of each lane. `load_during_s`: the seconds in which a lane was busy
-    during reads. `read_bytes`: the bytes of reads that ended in the excerpt."""
+    """One node's times. `busy_s`: the busy seconds of each lane. `load_during_s`: the busy seconds of each lane during
+    reads of weights. `read_bytes`: the bytes of reads that ended in the excerpt."""
 
     rank: int
     busy_s: dict[str, float]

@@ -1,8 +1,8 @@
 """Starts child processes that cannot outlive their parent.
 
 A child's standard input is a socket, its lifeline. If the parent dies, the socket closes and the child ends
-(tpiedge.lifeline). Secrets go through the socket, because argument lists and environments are visible. When a thread
-ends, the kernel kills the children that the thread started.
+(tpiedge.lifeline). Secrets go through the socket, because argument lists and environments are visible to other
+processes. When a thread ends, the kernel kills the children that the thread started.
 """
 
 import contextlib
@@ -163,8 +163,8 @@ class Child:
 
 
 class ForkedProcess:
-    """A process that a fork server forks, with methods of subprocess.Popen. Thread-safe. The server writes the pid, and
-    later the exit status, as lines to the pipe `told`. If the server dies, the kernel kills the process."""
+    """A process that a fork server forks, with methods of subprocess.Popen. Thread-safe. `told`: a pipe to which the
+    server writes two lines, the pid and later the exit status. If the server dies, the kernel kills the process."""
 
     stdout: IO[bytes] | None = None
 

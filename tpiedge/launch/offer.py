@@ -88,15 +88,15 @@ LOOK_S: Final = 2.0  # seconds between two looks at the usable memory
 
 
 class MemoryOffer:
-    """A machine's offer. `usable`: bytes. `now`: monotonic seconds. Methods return a line for the user, or "".
+    """A machine's memory offer. `usable`: bytes. `now`: monotonic seconds. Methods return a line for the user, or "".
 
-    1. The offer falls at once when usable memory falls by the fraction PART. It grows when more has been usable for
-       SETTLED_S.
-    2. If a node runs out of memory although its plan fitted offer and usable memory, the offer is limited to LESS times
-       the planned memory. The first limit lasts FIRST_S, each later limit AGAIN times as long, up to LONGEST_S. A limit
-       ends if more is usable.
-    3. If the plan exceeded either, the offer falls to usable memory, without a limit.
-    4. If no plan fits the limit, all usable memory is offered until a node runs out.
+    1. The offer falls at once when usable memory is lower by the fraction PART. It grows when usable memory was higher
+       for SETTLED_S seconds.
+    2. A node may run out of memory although its plan fitted. Then LESS times the planned memory is the limit. The first
+       limit lasts FIRST_S seconds. Each later limit lasts AGAIN times as long, at most LONGEST_S. A limit ends early if
+       usable memory grows.
+    3. If the plan exceeded the offer or usable memory, the offer falls to usable memory. No limit begins.
+    4. If no plan fits a limit, all usable memory is offered.
     """
 
     def __init__(self, usable: int) -> None:

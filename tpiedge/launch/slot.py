@@ -45,9 +45,9 @@ _log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class NodeSlot:
-    """A machine's node and fork server. One thread must make all calls and outlive the node. `_usable_memory` must not
-    block. `_say` gets a line for each change of the offer `memory`. Another process may use the folder `snapshots`
-    until `own_snapshots` is called."""
+    """A machine's node and fork server. One thread must make all calls. This thread must outlive the node.
+    `_usable_memory` must not block. `_say` gets a line for each change of the offer `memory`. Until `own_snapshots` is
+    called, another process may use the folder `snapshots`."""
 
     threads: int
     memory: MemoryOffer

@@ -71,7 +71,7 @@ def shards_folder(cache: Path | None) -> Path:
 
 
 def find_model(name: str, cache: Path | None) -> FoundModel:
-    """Finds, in this order:
+    """Finds a model, in this order:
 
     - "demo";
     - a pack, checkpoint folder or GGUF file by path;

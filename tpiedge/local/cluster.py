@@ -33,8 +33,8 @@ _EPOCH = 1
 
 
 class LocalCluster:
-    """Nodes that start and end together, in rank order. Make all calls in one thread. `traces` are trace files.
-    `places` says where nodes run (empty: on this computer)."""
+    """Nodes that start and end together. Make all calls in one thread. `assignments`, `traces` (trace files) and
+    `places` (of nodes) are in rank order. Without `places`, all nodes run on this computer."""
 
     def __init__(
         self,

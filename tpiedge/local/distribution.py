@@ -1,6 +1,6 @@
 """Packs this installation for other machines: a wheel for machines like this one, and the sources for all others.
 
-The version of both has two parts: this installation's version and a digest of its files. So pip replaces an earlier
+Both have the same version: this installation's version and a digest of its files. So pip replaces an earlier
 installation."""
 
 import base64

@@ -23,9 +23,9 @@ _MOST_KV_TOKENS = (1 << 32) - 1
 
 @dataclass(frozen=True)
 class Devices:
-    """The devices of a testbed, in rank order. `most_threads` is the smallest device's number of processors. `timing`
-    suits the worst link. `places()` is a context that yields the nodes' places. Within it, this thread uses the
-    first device's network."""
+    """The devices of a testbed, in rank order. `most_threads`: the smallest device's number of processors. `timing`
+    suits the worst link. `places()` is a context that yields the nodes' places. Within this context, this thread uses
+    the first device's network."""
 
     speeds: tuple[float, ...]
     memory_bytes: tuple[int | None, ...]

@@ -41,8 +41,9 @@ _NUMBERS = {
 
 
 class PreparedModel:
-    """A model ready to run. `folder` has its text files. `also_called` lists other names; the pack's name comes
-    first. `path` is set if the user named the model by a path; `public_name` is then the pack's name."""
+    """A model ready to run. `folder`: the folder of its text files. `also_called`: other names; the pack's name comes
+    first. `path`: the path by which the user named the model, or None. With a path, `public_name` is the pack's
+    name."""
 
     def __init__(
         self,

@@ -26,10 +26,11 @@ class UnknownModel(UserError):
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A model and its weights. `created`: seconds since 1970; `context_tokens`: tokens of prompt and answer together;
-    `width`: length of an embedding; `digest`: the pack's id, 64 hexadecimal digits; `path`: where the model is on the
-    master's computer. Requests may name the model by `path`, but no client is told it. `ffn_part`: the FFN's part of a
-    layer's weights, 0 to 1. `usual_sampling`: requests' default. Until it is opened, a model has no tokenizer."""
+    """A model and its weights. `created`: seconds since 1970. `context_tokens`: tokens of prompt and answer together.
+    `width`: length of an embedding. `digest`: the pack's id, 64 hexadecimal digits. `path`: the model's place on the
+    master's computer. Requests may name the model by this path, but no client is told the path. `ffn_part`: the FFN's
+    part of a layer's weights, 0 to 1. `usual_sampling`: requests' default. A model has no tokenizer until it is
+    opened."""
 
     name: str
     context_tokens: int
@@ -90,9 +91,10 @@ def _described(pack: Pack, name: str, context_tokens: int, created: float) -> Se
 
 
 class ServedModels:
-    """Thread-safe. Beside `first`, requests may name the packs of `cache` that `only` lists by name; None allows all.
-    `open_pack(path)` readies a pack's model for the master. When a model is opened, only `first` and the packs
-    `in_use()` keep their tokenizers in memory. Raises UnknownModel for an unknown name in `only`."""
+    """The models of a running master. Thread-safe. `only`: names of packs of `cache` that requests may name beside
+    `first`; None allows all packs. `open_pack(path)` readies a pack's model for the master. Opening a model drops the
+    tokenizers of other models, except `first` and the packs `in_use()`. Raises UnknownModel for an unknown name in
+    `only`."""
 
     def __init__(
         self,

@@ -15,9 +15,9 @@ from tpiedge.wire.epochs import Prepare
 
 @dataclass(frozen=True)
 class Assignment:
-    """One machine's part of a plan; its index is the rank. `machine`: "" for the master's. `weight_bytes`: bytes that
-    stay in memory. `why`, `host`: for the user. `speed`: bytes of weights per second; in a quantised model, of
-    quantised weights."""
+    """One machine's part of a plan. `machine`: the worker's name; "" for the master's machine. `weight_bytes`: bytes of
+    weights that stay in memory. `why`, `host`: texts for the user. `speed`: bytes of weights per second. In a quantised
+    model, these are quantised weights."""
 
     machine: str
     share: NodeShare
@@ -53,8 +53,9 @@ class Assignments:
 
 @dataclass(frozen=True)
 class Served:
-    """The model and the settings of every epoch. `capacity_tokens`: positions of the KV cache. `sequences`: requests at
-    once. `context_tokens`: positions of one request. `speculate`: drafted tokens per step."""
+    """The model and the settings of every epoch. `capacity_tokens`: positions of the KV cache. `sequences`: the most
+    requests at once. `context_tokens`: the most positions of one request. `speculate`: the most drafted tokens of a
+    sequence in a step."""
 
     pack: Path
     pack_id: str

@@ -1,7 +1,7 @@
 """Finds the worker that caused the end of an epoch. Pure.
 
-A worker may be silent towards another worker, or send it junk. The master then cannot tell which of them is at fault.
-This is a dispute. In the star every message passes rank 0, which the master trusts."""
+A worker may be silent towards another worker, or send it junk. The master then cannot tell which of the two is at
+fault. This is a dispute. In the star, every message passes rank 0. The master trusts rank 0."""
 
 import re
 from collections.abc import Sequence

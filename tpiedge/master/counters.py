@@ -1,7 +1,7 @@
 """Counters of nodes: rates, a step's time line, speeds of machines, progress of requests. Pure.
 
-Progress is one of three events. A running request gets a token, scores or its end. A node is further than ever in
-steps, blocks or bytes read. Rank 0's counters change, as by chunks of a long prompt."""
+Progress is one of three events. A running request gets a token, scores, an embedding or its end. A node reaches a new
+maximum of steps, blocks or bytes read. Rank 0's other counters change, for example by chunks of a long prompt."""
 
 from collections import deque
 from collections.abc import Mapping, Sequence

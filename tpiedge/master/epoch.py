@@ -1,5 +1,5 @@
-"""One epoch's nodes as the master sees them. No socket, no thread. Every node says Hello and gets its part. A listening
-node answers with its address. Once all listen, nodes get the addresses."""
+"""One epoch's nodes as the master sees them. No socket, no thread. Every node says Hello and gets its part. A node that
+listens answers with its address. Once all nodes listen, they get the addresses."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -66,8 +66,8 @@ class Member:
 
 @dataclass(eq=False)
 class Epoch:
-    """Belongs to one thread; nothing blocks. A node's states are STARTING -> JOINED -> LOADING -> READY, never back.
-    From each of them a node may become LOST, for good. `assign(rank)` returns a node's part; `emit` gets events."""
+    """Belongs to one thread. No method blocks. A node's states are STARTING, JOINED, LOADING and READY, in this order.
+    A node of any state may become LOST, for good. `_assign(rank)` returns a node's part. `_emit` gets events."""
 
     number: int
     _clock: Clock

@@ -1,10 +1,10 @@
 """Fair scheduling of clients: picks the next request and the next grammar. Pure.
 
 Laws:
-1. A free place goes to the client with the fewest running requests. Ties go to the least served client, in tokens of
-   prompts and answers; then to the earliest request.
-2. Clients cannot save up service. Each pick raises all clients' counts to at least that of the least served waiting
-   client (the counter lift of VTC, arXiv:2401.00588).
+1. A free place goes to the client with the fewest running requests. Ties go to the least served client (in tokens of
+   prompts and answers), then to the earliest request.
+2. Clients cannot save up service. Each pick raises all clients' counts to at least the count of the least served
+   waiting client (the counter lift of VTC, arXiv:2401.00588).
 3. Rank 0 compiles at most `places` grammars at a time. These grammars and the compiled grammars of waiting requests are
    at most `places` + `ahead`. A cancelled grammar counts until rank 0 reports its end. A client has a quota of each
    limit."""

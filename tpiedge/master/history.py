@@ -42,8 +42,8 @@ PLAN_CAUSES: Final[tuple[PlanCause, ...]] = get_args(PlanCause)
 
 @dataclass(slots=True)
 class PlanHistory:
-    """Counts since the master started. `begun`: begun plans, by PLAN_CAUSES. `failed`: plans that never served.
-    `losses`: unplanned ends, by LOSS_CAUSES. `recoveries`: seconds from a loss to new service."""
+    """Counts since the master started. `begun`: begun plans, in the order of PLAN_CAUSES. `failed`: plans that never
+    served. `losses`: unplanned ends, in the order of LOSS_CAUSES. `recoveries`: seconds from a loss to new service."""
 
     begun: list[int] = field(default_factory=lambda: [0] * len(PLAN_CAUSES))
     failed: int = 0

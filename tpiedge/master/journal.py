@@ -4,9 +4,9 @@ Laws:
 1. A token, a score and an embedding are passed on once and in order, even if epochs repeat them.
 2. The next epoch continues the answer exactly. A random number depends only on the seed and the token's position
    (`engine/sampler.py`).
-3. A request is quarantined after QUARANTINE_AFTER deaths of nodes (`died` in `blame.py`) in a row without progress. It
-   is poison after POISON_AFTER deaths, if it ran alone at one of them. A death after a single event counts as a third
-   of a death: that event shows only that the prompt was read."""
+3. Deaths of nodes (`died` in `blame.py`) count until the request makes progress. The request is quarantined after
+   QUARANTINE_AFTER deaths. It is poison after POISON_AFTER deaths if it ran alone at one of them. A death after a
+   single event counts as a third of a death, because this event shows only that the prompt was read."""
 
 import queue
 from collections.abc import Callable, Iterable, Iterator

@@ -94,9 +94,9 @@ class LossPlans:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """Predicted seconds per token before (`now_s`) and after (`then_s`) a machine leaves or joins; None without a plan.
-    `why`: the reason if there is no plan afterwards. `machines`: how many have a part afterwards. `takes_part`: whether
-    the machine that leaves or joins has a part."""
+    """Predicts what changes when a machine leaves or joins. `now_s`, `then_s`: seconds per token before and afterwards;
+    None without a plan. `why`: the reason if there is no plan afterwards. `machines`: how many have a part afterwards.
+    `takes_part`: whether this machine has a part."""
 
     now_s: float | None
     then_s: float | None

@@ -17,9 +17,9 @@ OWN_NAME = "master"
 
 @dataclass
 class NodePlacement:
-    """Plans for the machines that are present. `own` returns the master machine's offer. `weights`: --shares, the
-    master's first, then the workers' by admission. A plan waits until every weight has a machine. Only a clearly faster
-    plan replaces the serving plan."""
+    """Makes plans for the machines that are present. `own()` returns the master machine's offer. `weights`: the numbers
+    of --shares, first the master's number, then one per worker in the order of admission. No plan is made until every
+    number has a machine. Only a clearly faster plan replaces the serving plan."""
 
     model: ModelFacts
     own: Callable[[], prediction.MachineFacts]

@@ -1,6 +1,6 @@
-"""Makes plans, and begins, switches and ends sessions for them.
+"""Makes plans. Begins, switches and ends sessions.
 
-When a session replaces another, requests pause and go on in the new one. Without a session, requests wait for the
+When a session replaces another, requests pause and go on in the new session. Without a session, requests wait for the
 recovery grace, then fail."""
 
 import logging
@@ -48,8 +48,8 @@ class CannotDrain(TpiedgeError):
 
 @dataclass(eq=False)
 class Reconciler:
-    """Belongs to the control thread; any thread may read `status`, `hopeless`, `not_serving`. Nothing blocks but the
-    start and the end of rank 0. `tell(message, machine)` does not wait."""
+    """Belongs to the control thread. Any thread may read `status`, `hopeless` and `not_serving`. Only the start and the
+    end of rank 0 block. `_tell(message, machine)` does not wait."""
 
     _clock: Clock
     turns: Turns

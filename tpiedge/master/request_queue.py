@@ -2,10 +2,10 @@
 
 Laws:
 1. An accepted request ends exactly once: with Finished, or with an error.
-2. Clients are scheduled fairly (`fair_scheduler.py`); requests of one client start in order. A request without a reader
-   starts last, and is preempted for one with a reader.
+2. Clients are scheduled fairly (`fair_scheduler.py`). Requests of one client start in order. Requests with a reader
+   start before requests without a reader, and preempt them.
 3. When an epoch ends, its requests go on in the next epoch, before new requests.
-4. The waiting request with most `deaths` starts first. A quarantined request (`journal.py`) runs alone; while it waits,
+4. The waiting request with most `deaths` starts first. A quarantined request (`journal.py`) runs alone. While it waits,
    no new request starts.
 5. A request starts once its grammar is compiled. Clients are charged for compile time.
 6. A request starts only while its model is served (`turns.py`). A request without a `pack` fits any model."""
@@ -62,10 +62,10 @@ class Dismissed(Cancelled):
 
 @dataclass(eq=False)
 class RequestQueue:
-    """Up to `limit` requests of a client, and twice as many of all clients, may wait; interrupted requests do not
-    count. Up to `parallel` requests run. Up to `compiles` grammars are compiled at a time. Requests' ids must differ.
-    Thread-safe; nothing blocks. `on_cancel(id)` stops a running request and must not call back. `on_submit()` is called
-    after a request is accepted."""
+    """Thread-safe. No method blocks. At most `limit` requests of a client, and twice as many of all clients, may wait.
+    Interrupted requests do not count. At most `parallel` requests run. At most `compiles` grammars are compiled at a
+    time. Requests' ids must differ. `on_cancel(id)` stops a running request and must not call back. `on_submit()` is
+    called after a request is accepted."""
 
     limit: InitVar[int]
     _parallel: int
@@ -107,8 +107,8 @@ class RequestQueue:
 
     @property
     def models(self) -> dict[str, str]:
-        """The packs that requests wait for, each with the client of its first request. If some of the requests have
-        readers, the other requests do not count."""
+        """The packs that requests wait for, each with the client of its first request. If a waiting request has a
+        reader, requests without a reader do not count."""
         with self._lock:
             named = [one for one in self._waiting if one.request.pack]
             read = [one for one in named if one.has_reader]
@@ -186,8 +186,8 @@ class RequestQueue:
                 raise self._full(choices, self._postponed.used_by(client))
 
     def resume(self, request: GenerationRequest, said: Sequence[AnswerPart], why: str) -> PendingAnswer:
-        """Accepts an earlier master's request. That master passed `said` on. `why`: the reason of the first pause. Call
-        it before `submit`. Raises the error of `close`."""
+        """Accepts an earlier master's request. `said`: the part of the answer that the earlier master passed on. `why`:
+        the reason of the first pause. Call this method before `submit`. Raises the error of `close`."""
         answering = PendingAnswer(request, "", self._cancelled, self._on_submit, False, recovered=True)
         with self._lock:
             if self._closed is not None:
@@ -313,8 +313,8 @@ class RequestQueue:
                 one.pause(why)
 
     def explain(self, why: str, *, serving: bool, pack: str = "", other: str = "") -> None:
-        """Tells `why` to readers of paused requests. Unless `serving` is true, also tells readers of requests that
-        have not begun. `other`: what readers of other models than `pack` are told."""
+        """Tells readers why their requests wait. `why`: the reason for paused requests of the model `pack`. Unless
+        `serving` is true, requests that have not begun get it too. `other`: the reason for requests of other models."""
         with self._lock:
             for one in (*self._running.values(), *self._waiting):
                 if not one.of(pack):

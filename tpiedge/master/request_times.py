@@ -1,5 +1,5 @@
 """Latencies (with pauses), lengths and reading rates of requests. Pure. Times under an earlier master do not count.
-Times of failed or cancelled requests do not, either."""
+Only finished requests have a latency, lengths and a decode time."""
 
 from bisect import bisect_left
 from collections import deque
@@ -64,9 +64,10 @@ class Timeline:
 
 @dataclass(slots=True)
 class RequestHistograms:
-    """Seconds and tokens since the master started. Not thread-safe. `queue`: from acceptance to start. `first_token`:
-    from acceptance to first token. `prefill`: from start to first token. `decode`: from first to last token. `latency`:
-    from acceptance to the end. `per_token`: mean gap. `pauses`: lengths of pauses, by cause."""
+    """Histograms since the master started, in seconds or tokens. Not thread-safe. `queue`: from acceptance to start.
+    `first_token`: from acceptance to first token. `prefill`: from start to first token. `decode`: from first to last
+    token. `latency`: from acceptance to the end. `per_token`: an answer's mean gap between tokens. `pauses`: lengths of
+    pauses, by cause."""
 
     queue: Histogram = field(default_factory=Histogram)
     first_token: Histogram = field(default_factory=Histogram)

@@ -1,7 +1,7 @@
 """The machines of a cluster as the master knows them. Pure.
 
-A machine is present from its Offer until it is lost. The last GONE absent machines are remembered. A machine stays
-drained until its agent starts anew (another nonce), or the drain is undone."""
+A machine is present from its Offer until it is lost. The last GONE absent machines are remembered. A drained machine
+stays drained until its agent restarts (with another nonce) or the drain is undone."""
 
 import logging
 import math
@@ -127,8 +127,8 @@ class Roster:
             self.generation += 1
 
     def slowed(self, shown: Mapping[str, Sequence[float]], now: float) -> None:
-        """Notes slowdowns that changed twofold, at most once in ten minutes per machine. `shown`: slowdowns of machines
-        with a part. Other machines return to the speed that they measured."""
+        """Stores slowdowns that at least doubled or halved, at most once in ten minutes per machine. `shown`: slowdowns
+        of machines with a part. Other machines return to the speed that they measured."""
         for one in self.present:
             found = [min(16.0, max(1 / 16, slowdown)) for slowdown in shown.get(one.name, (1.0,))]
             differs = (

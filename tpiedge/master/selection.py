@@ -28,8 +28,8 @@ class Selection:
     slow: frozenset[str] = frozenset()  # workers that are overdue while nothing is served
 
     def find(self, without: str = "") -> Assignments:
-        """Makes a plan. `without`: a worker to leave out. Workers that wait after a failure are used only if necessary.
-        Workers in `slow`, which take long to fetch weights, are used last."""
+        """Makes a plan without the worker `without`. Workers that wait after a failure have a part only if necessary.
+        Workers in `slow` take long to fetch weights. These workers are used last."""
         now, wanted = self._sessions.serving, self._turns.wanted
         serving = now.machines if now is not None and now.served.pack_id == wanted.pack else ()
         able = [one for one in self.able() if one.name != without]

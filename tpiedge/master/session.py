@@ -259,7 +259,8 @@ class Session:
         return self._counters[rank].counted(self._clock.now())
 
     def slowdowns(self) -> Mapping[str, Sequence[float]]:
-        """Returns workers' slowdowns in the latest windows of `Speeds`. Call it every heartbeat."""
+        """Measures slowdowns (see Speeds). Returns the last WINDOWS slowdowns of each worker, or () for a worker with
+        fewer slowdowns. Call this method every heartbeat."""
         counted = [self.counted(rank) for rank in range(len(self.assignments))]
         latest = {rank: one.latest for rank, one in enumerate(counted) if one is not None}
         self._speeds.update(latest, self._clock.now())

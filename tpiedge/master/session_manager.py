@@ -62,7 +62,7 @@ def send_if_connected(hub: ZmqHub, message: Message, to: str) -> None:
 
 @dataclass(eq=False)
 class SessionManager:
-    """Belongs to the control thread, but for `cancel`. Owns rank 0's processes."""
+    """Owns rank 0's processes. All methods except `cancel` belong to the control thread."""
 
     _hub: ZmqHub
     _send: Callable[[Message, str], None]

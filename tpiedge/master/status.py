@@ -24,12 +24,12 @@ from tpiedge.wire.probing import LinkSpeed
 class NodeStatus:
     """One machine of the cluster and its part of the plan.
 
-    `rank`: None without a part; then `spare` is the kind of reason. `why`: explains the part or its absence.
-    `attention`, `ffn`: half-open intervals of units. `memory_bytes`: the limit. `speed`: bytes of weights per second.
-    `planned_bytes`: the node's planned peak. `disk_bytes`: weights on disk. 0 means unknown. `fetch_total_bytes`: above
-    0 while fetching. `stocked`: the disk has all shards that the machine needs after a loss; `not_stocked`: the
-    obstacle. `counted`: only if asked for (Master.observe). `round_trip_s`, `link_bytes_per_s`: of the link to the
-    master; 0: not measured."""
+    `rank`: None without a part. `spare`: the kind of reason for no part. `why`: explains the part or its absence.
+    `attention`, `ffn`: half-open intervals of units. `memory_bytes`: the limit of memory. `speed`: bytes of weights per
+    second. `planned_bytes`: the node's planned peak of memory. `disk_bytes`: bytes of weights on disk; 0 means unknown.
+    `fetch_total_bytes`: above 0 while fetching. `stocked`: whether the disk has all shards that the machine needs after
+    a loss. `not_stocked`: the obstacle. `counted`: only if asked for (Master.observe). `round_trip_s`,
+    `link_bytes_per_s`: measurements of the link to the master; 0 means not measured."""
 
     name: str
     rank: int | None
@@ -69,11 +69,11 @@ _NO_HISTOGRAMS = RequestHistograms()  # made once: each turn of the master makes
 class ClusterStatus:
     """The whole cluster. `reason`: why it is not ready, or the last event. `epoch`: 0 before the first plan.
 
-    `collective`: the all-reduce of a token; `bulk_collective`: the all-reduce of a chunk; "" for one node.
-    `split_shows`: see Served. `links`: between workers. `failed`: the thread that failed. `model`: the name of the
-    model that is served, or about to be; "" if only one is known. `pack`: the id of its weights. `next_pack`: the id of
-    the next model's weights, or "". `asleep`: no weights are in memory, and the next request loads them. `kept_s`: how
-    long they stay if no request comes. `histograms`: only if asked for (Master.observe)."""
+    `collective`: the all-reduce of a token. `bulk_collective`: the all-reduce of a chunk. Both are "" for one node.
+    `split_shows`: see Served. `links`: links between workers. `failed`: the thread that failed. `model`: the name of
+    the model that is served or will be served; "" if only one model is known. `pack`: the id of this model's weights.
+    `next_pack`: the id of the next model's weights, or "". `asleep`: no weights are in memory, and the next request
+    loads them. `kept_s`: how long weights stay without requests. `histograms`: only if asked for (Master.observe)."""
 
     ready: bool
     reason: str

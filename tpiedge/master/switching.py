@@ -1,8 +1,8 @@
 """Decides when a prepared session replaces the serving session, and which KV cache is taken over.
 
 A faster session takes over once the slower session has wasted as much time as the switch will take. So at most twice
-the least possible time is wasted. Keys and values travel (`planner/kv_transfer.py`) if this is faster than to compute
-them anew. Rank 0 halts first, and goes on if the switch does not happen."""
+the least possible time is wasted. Keys and values are transferred (`planner/kv_transfer.py`) if a transfer is faster
+than computing them anew. Before a switch, rank 0 halts. It goes on if the switch does not happen."""
 
 import logging
 from dataclasses import dataclass

@@ -3,10 +3,10 @@
 Laws:
 1. Among models with waiting requests, the one that served longest ago is next. An administrator's choice is next once
    the served model is idle. The served model goes on until the next session is prepared.
-2. A turn ends once no request of its model runs or waits. If requests wait for the next model, a turn lasts at most
-   TURN times the switch's duration, counted from its start or, if later, from that model's choice. Then answers pause.
-   The client whose request caused a switch is charged for it.
-3. If a model cannot be served, its requests fail, or wait for a lost machine, and the previous model goes on."""
+2. A turn ends once no request of its model runs or waits. While requests wait for the next model, a turn lasts at most
+   TURN times the switch's duration, counted from the turn's start or the next model's choice, whichever is later. Then
+   answers pause. The client whose request caused a switch is charged for it.
+3. If a model cannot be served, its requests fail or wait. The previous model goes on."""
 
 import math
 from dataclasses import dataclass, field
@@ -114,8 +114,8 @@ class Turns:
             self.served, self._client = self.known[session.served.pack_id], None
 
     def failed(self, pack: str, error: TpiedgeError, *, again: bool = False) -> bool:
-        """Fails the requests of the model `pack`, and makes the served model the wanted one again. Changes nothing and
-        returns False if `pack` is served. `again`: its requests wait, and it is tried again soon."""
+        """Fails the requests of the model `pack`, and makes the served model the wanted model again. `again`: whether
+        the requests wait instead, for another try soon. Changes nothing and returns False if this model is served."""
         if pack in ("", self.served.pack):
             return False
         if again:

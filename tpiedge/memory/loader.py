@@ -132,8 +132,8 @@ def _last_of(count: int, done: Callable[[Exception | None], None]) -> "Callable[
 
 
 class EmbeddingTable:
-    """Reads rows of the pack's embedding from disk. Not thread-safe. Checks each unit at its first use. If rows are
-    quantised, `bytes_read` counts their whole panels."""
+    """Reads rows of the pack's embedding from disk. Not thread-safe. Checks each unit at its first use. For quantised
+    rows, `bytes_read` counts whole panels."""
 
     def __init__(self, pack: Pack) -> None:
         self.bytes_read = 0

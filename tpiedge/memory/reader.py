@@ -1,4 +1,4 @@
-"""Reads pieces from disk into the arena, and checks them, in several threads. O_DIRECT bypasses the page cache and
+"""Reads pieces from disk into the arena and checks the pieces, in several threads. O_DIRECT bypasses the page cache and
 saves CPU time. Without O_DIRECT, pages are dropped from the cache at once."""
 
 import functools

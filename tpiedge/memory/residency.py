@@ -8,8 +8,7 @@ Laws
 1. A block is ready only when all its pieces are read.
 2. Memory is not reused or given back while it is used or written to. A piece has one place at a time.
 3. An entered block becomes ready once all requested reads are complete.
-4. Pins change only between blocks. A piece that loses its pin is dropped before the next read, or when its own read
-   ends.
+4. Pins change only between blocks. An unpinned piece is dropped before the next read, or at the end of its own read.
 """
 
 from collections import deque

@@ -1,7 +1,7 @@
-"""Lists the pieces that a node reads in a sweep, in the order of use, and chooses the pinned ones. Pure.
+"""Lists the pieces that a node reads in a sweep, in the order of use, and chooses the pinned pieces. Pure.
 
-Pins are spread evenly over the sweep (TPI-LLM, equations 9 and 10). Memory that the KV cache does not use holds
-further pinned pieces. They are chosen in a fixed order, so a growing cache only unpins pieces.
+Pins are spread evenly over the sweep (TPI-LLM, equations 9 and 10). Memory that the KV cache does not use holds further
+pinned pieces. These pieces are chosen in a fixed order, so a growing cache only unpins pieces.
 """
 
 from bisect import bisect_right

@@ -64,7 +64,7 @@ def milliseconds(found: dict[str, float], digits: int = 1) -> str:
 @dataclass(frozen=True)
 class LinkSetting:
     """A change of a testbed's links. `latency_s`: the latency between the first two devices. All latencies change in
-    proportion. `bytes_per_s`: each link's rate; 0 means no limit. None changes nothing."""
+    proportion. `bytes_per_s`: each link's rate; 0 means no limit. A value of None changes nothing."""
 
     latency_s: float | None = None
     bytes_per_s: float | None = None

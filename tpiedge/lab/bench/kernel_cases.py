@@ -1,4 +1,4 @@
-"""Makes the kernels of `tpiedge bench kernels`, with operands as the engine has them.
+"""Makes the kernels of `tpiedge bench kernels`, with operands like the engine's operands.
 
 T tokens, H hidden size, F columns of the FFN, N query heads, K KV heads, S positions, d head dimension.
 """
@@ -48,8 +48,9 @@ Run = Callable[[Linear, int], object]
 
 @dataclass(frozen=True)
 class Case:
-    """A kernel with its operands, for one number of tokens. `nbytes`: the bytes that a call must move. `operations`: a
-    call's multiplications and additions. `streams`: whether the bytes come from memory, not from a cache."""
+    """A kernel with its operands, for one number of tokens. `nbytes`: the bytes that a call must move. `operations`:
+    the number of a call's multiplications and additions. `streams`: whether the bytes come from memory, not from a
+    cache."""
 
     kernel: str
     shape: str

@@ -71,8 +71,9 @@ class RoundFigures:
 
 @dataclass(frozen=True, slots=True)
 class LongPromptFigures:
-    """Figures of answers beside a long prompt. `normal_s`: gaps between tokens before the prompt was sent. `beside_s`:
-    gaps from then until the prompt's first token. The rates count the long prompt's tokens."""
+    """Figures of answers beside a long prompt. `normal_s`: seconds between tokens before the long prompt was sent.
+    `beside_s`: seconds between tokens while the server read the long prompt. The rates count the long prompt's
+    tokens."""
 
     normal_s: Distribution
     beside_s: Distribution

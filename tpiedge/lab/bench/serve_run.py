@@ -125,7 +125,7 @@ def _prompt_rate(answer: TimedAnswer) -> float:
 
 @dataclass(frozen=True)
 class LongPrompt:
-    """A long prompt for a measurement beside OTHERS answers. `alone` is as long as `prompt`, and is measured first,
+    """A long prompt for a measurement beside OTHERS answers. `alone`: a prompt of the same length, measured first and
     without other answers. `prompt` is sent when each of the first OTHERS answers has `settled_tokens` tokens."""
 
     prompt: ServePrompt

@@ -4,10 +4,10 @@
 
 Prints one line of JSON: the answer, or {"error": ..., "fault": "user" or "resource"}.
 
-`state`   returns the switch's counters, the changed links, and the memory use of each device
-`set`     applies `links` (see SwitchClient.set_links) and adds `remember` to the stored links, which `state` returns
-`measure` returns throughput and round trips from the first of `devices` to the second; a device has name, address and
-          pid; each wait may take `longest_rtt_s` longer
+`state`   returns the switch's counters, the stored links, and the resource use of each device
+`set`     applies the changes `links` (see SwitchClient.set_links) and adds the object `remember` to the stored links
+`measure` returns throughput and round trips between two devices. `devices` has the name, address and pid of both, the
+          source first. `longest_rtt_s` (seconds) extends every wait.
 """
 
 import json

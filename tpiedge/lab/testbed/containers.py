@@ -1,4 +1,4 @@
-"""Brings up testbeds of containers: one for each device, and one for the switch.
+"""Brings up testbeds of containers: one container for each device, and one for the switch.
 
 Needs a docker engine on Linux, here or in a virtual machine. Needs no root here.
 """

@@ -1,7 +1,7 @@
 """Controls a docker engine through the command `docker`. Describes a testbed's containers.
 
-Labels are the only record, so any command can remove a testbed, even after a crash. The switch's labels have the
-description and the maker. The switch's container is made first and started last.
+Only labels of containers describe a testbed, so any command can remove a testbed, even after a crash. The labels of the
+switch's container have the description and the maker. This container is made first and started last.
 """
 
 import io

@@ -28,8 +28,9 @@ class Port:
 
 @dataclass(frozen=True, slots=True)
 class SwitchLink:
-    """One direction of a link. Up to `jitter_s` is added at random to the latency; packets stay in order. `loss`: a
-    fraction. `bytes_per_s`: None means no limit. With a limit, at most `queue_bytes` wait."""
+    """One direction of a link. `jitter_s`: the most seconds that are added at random to the latency. Packets stay in
+    order. `loss`: the fraction of lost packets. `bytes_per_s`: None means no limit. With a limit, at most `queue_bytes`
+    wait."""
 
     name: str
     latency_s: float

@@ -77,8 +77,8 @@ def switch_library() -> ctypes.CDLL:
 
 
 class NativeSwitch:
-    """A switch over the descriptors `taps`, which the caller closes after the switch. `run` blocks without the GIL.
-    During `run`, other threads may call all methods except `close`."""
+    """A switch over the descriptors `taps`. The caller closes the descriptors after the switch. `run` blocks without
+    the GIL. During `run`, other threads may call all methods except `close`."""
 
     def __init__(self, plan: SwitchPlan, taps: Sequence[int]) -> None:
         self._library = switch_library()

@@ -68,7 +68,7 @@ def allreduce(
     """Measure the latency of an all-reduce among processes of this computer, over encrypted links.
 
     Every repeat measures each combination once, in the same processes. Link latencies in the output are one way. Rank 0
-    is this process. In a testbed it has the first device's network, but no limits.
+    is this process. In a testbed, rank 0 has the first device's network, but no limits.
     """
     counts = integers("--nodes", nodes, 2, 64)
     payloads = integers("--bytes", sizes, 4, 16 << 20)

@@ -139,7 +139,7 @@ def decode(
 ) -> None:
     """Measure prefill and decode speed of clusters of different sizes, and over different links of a testbed.
 
-    Every repeat measures each combination once, in a new cluster, after one request to warm up.
+    Every repeat measures each combination once, in a new cluster. One request first warms up the cluster.
     """
     collectives: Sequence[Any] = names.split(",")
     wires: Sequence[Any] = wire.split(",")

@@ -144,7 +144,7 @@ def agreement(
     """Measure how often a model and a reference have the same likeliest next token.
 
     Both models read the same text. Also measures the Kullback-Leibler divergence of the reference's probabilities from
-    the model's, in nats.
+    the model's probabilities, in nats.
     """
     layout = Layout(1, None, threads, memory)
     layout.check()

@@ -46,8 +46,8 @@ def trace(file: Path, png: Path | None, steps: StepRange | None, as_json: bool) 
     """Show what each node did during a run of `tpiedge run --trace FILE`.
 
     Prints how long each node computed, took part in all-reduces, read weights and waited for weights. I/O hidden is the
-    part of the reading time without such waits. --png draws the time of every step and, below, three successive decode
-    steps of about the median time. --steps chooses the steps to print and draw.
+    percentage of the reading time in which the node did not wait for weights. --png draws the time of every step.
+    Below, it draws three successive decode steps of about the median time. --steps chooses the steps to print and draw.
     """
     target = _target(png, file) if png else None
     found = read_trace(file, available_memory_bytes())
