@@ -1,7 +1,7 @@
 """Limits each client's use of a total. Pure. A client is an API key or an address.
 
-Laws: When a client takes more, its new use is at most half of the total, rounded up. It is also at most the amount that
-was free just before.
+Laws for a client's use after it takes more: 1. The use is at most half of the total, rounded up. 2. The use is at most
+the amount that was free before.
 """
 
 import heapq
@@ -19,8 +19,8 @@ def within_quota(own: int, taken: int, total: int, count: int = 1) -> bool:
 
 
 def over_quota(held: Sequence[tuple[str, int]], total: int) -> Iterator[int]:
-    """Yields the indexes of entries to drop until neither `total` nor a quota is exceeded. `held` has (client,
-    amount) pairs, the oldest first. The client that holds most loses its oldest entry."""
+    """Yields the indexes of entries to drop until neither the total nor a quota is exceeded. `held` has pairs of
+    client and amount, the oldest first. The client with the largest amount loses its oldest entry."""
     of_clients: dict[str, deque[int]] = {}
     for number, (client, _) in enumerate(held):
         of_clients.setdefault(client, deque()).append(number)

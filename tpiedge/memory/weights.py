@@ -31,9 +31,9 @@ class BlockWeights:
 
 
 class NodeWeights:
-    """A node's weights; rank 0 also has the embedding and the LM head. Without `placement` everything is pinned.
-    `progress` gets (bytes read, bytes in all). Matrices keep their memory alive. Raises OutOfMemory, ReadFault,
-    IntegrityError, UserError."""
+    """A node's weights; rank 0's include the embedding and the LM head. If `placement` is None, all weights are
+    pinned. `progress` gets the counts of read bytes and of all bytes. Matrices keep their memory alive. Raises
+    OutOfMemory, ReadFault, IntegrityError, UserError."""
 
     def __init__(
         self,

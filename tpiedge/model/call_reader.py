@@ -9,8 +9,8 @@
 - `deepseek-v3`: between the same marks, `function<｜tool▁sep｜>name` and a code block of arguments.
 
 Laws:
-1. A call begins once its name is a tool's and its arguments are an object; until then it is text.
-2. The joined arguments of a whole call are a JSON object; arguments in JSON stay as they are written.
+1. Text becomes a call once it names a tool and begins an object of arguments.
+2. The joined arguments of a whole call are a JSON object. Arguments that the model writes in JSON stay unchanged.
 3. Only text that may begin a mark is held back.
 """
 
@@ -34,8 +34,9 @@ CallForm = Literal[
 
 @dataclass(frozen=True, slots=True)
 class CallMarks:
-    """Marks of a form. `openers` begin calls; models trained for the form write the last of the openers. At an answer's
-    beginning, `bare` may also begin a call. `inner` marks are within a call; `closers` may follow a call."""
+    """Marks of a form. Each of `openers` begins a call. Grammars use the last opener, because models of the form
+    write it. At an answer's beginning, the mark `bare` also begins a call. `inner` marks are within a call.
+    `closers` follow a call."""
 
     openers: tuple[str, ...]
     closers: tuple[str, ...] = ()

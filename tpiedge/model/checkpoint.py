@@ -1,9 +1,10 @@
-"""Locates the tensors of a Hugging Face checkpoint in its safetensors files. Pickle files and `auto_map`, which can run
-code, are never read. A file is refused unless:
+"""Locates the tensors of a Hugging Face checkpoint in its safetensors files. Pickle files and `auto_map` are never
+read, because they can run code. A file is refused unless:
 
-1. the header lies in the file, within MAX_HEADER_BYTES and MAX_TENSORS, and no name occurs twice;
-2. a tensor's byte count is its shape times its dtype's size;
-3. the tensors cover the rest of the file exactly.
+1. the header lies in the file, within MAX_HEADER_BYTES and MAX_TENSORS;
+2. no name occurs twice;
+3. a tensor's byte count is its shape times its dtype's size;
+4. the tensors cover the rest of the file exactly.
 """
 
 import hashlib

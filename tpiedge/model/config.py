@@ -1,6 +1,6 @@
 """Reads a model's numbers and pooling from a Hugging Face folder or a pack's manifest.
 
-The files are untrusted. A refusal names file and field in one line.
+The files are untrusted. An error names the file and the field in one line.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
 """Reads an untrusted model's folder: regular files of bounded size, and typed, bounded fields of JSON.
 
-A file's name must not contain a path. Links must lead to files in the folder. In huggingface_hub's cache
-(`models--*/snapshots/<revision>`), links may also lead to that model's `blobs`.
+A file's name must not contain a path. A link must lead to a file in the folder. In huggingface_hub's cache
+(`models--*/snapshots/<revision>`), a link may also lead to the model's `blobs`.
 """
 
 import json

@@ -1,10 +1,10 @@
 """Pulls a model from the hub. The client, huggingface_hub, is imported when a pull begins.
 
-The client makes all requests, with its own settings (`HF_ENDPOINT`, `HF_TOKEN`, ...). This module writes the files,
-because the client deletes bytes of failed calls and checks no hash. Listings are untrusted.
+The client makes all requests, with its own settings (`HF_ENDPOINT`, `HF_TOKEN`, ...). The client deletes bytes of
+failed calls and checks no hash, so this module writes the files. Listings are untrusted.
 
-Laws: 1. A file appears under its name only with the right size and hash. 2. Bytes that arrived stay in
-`NAME.incomplete`; the next transfer asks only for missing bytes.
+Laws: 1. A file appears under its name only with the right size and hash. 2. Received bytes stay in `NAME.incomplete`.
+The next transfer asks only for missing bytes.
 """
 
 import hashlib
@@ -70,8 +70,8 @@ def pull(
     progress: ProgressCallback,
     agree: Callable[[int], object] = lambda _: None,
 ) -> PullReport:
-    """Fetches missing files. `progress` gets (bytes fetched, bytes to fetch). Before the first file, `agree` gets the
-    bytes to fetch and may raise. Raises UserError, DiskFull, HubError."""
+    """Fetches missing files. `progress` gets the counts of fetched bytes and of bytes to fetch. Before the first
+    file, `agree` gets the count of bytes to fetch; it may raise. Raises UserError, DiskFull, HubError."""
     found = cache.snapshot(name)
     if found is not None and found.name == name.revision:  # a commit never changes
         return PullReport(found, 0)

@@ -4,12 +4,12 @@ Laws of transformers:
 
 1. If tokenizer_config.json has `added_tokens_decoder`, special_tokens_map.json and added_tokens.json add no tokens.
    Otherwise special_tokens_map.json overrules tokenizer_config.json.
-2. Ids go first to tokens of `added_tokens_decoder` (or of added_tokens.json and tokenizer.json), in the order of their
-   numbers; then to named tokens ("eos_token"); then to other special tokens.
+2. The first ids go to tokens of `added_tokens_decoder`, in the order of their numbers. Without that field, they go to
+   tokens of added_tokens.json and tokenizer.json. Named tokens ("eos_token") follow, then other special tokens.
 3. A named token is special.
 
-Tokens that end an answer are known by their texts. A text that people write, like </s>, ends an answer only if a
-file lists its token as an added or special one, or if no merge of two tokens makes it.
+A token that ends an answer is known by its text. A text that people write, like </s>, ends an answer in two cases: a
+file lists its token as added or special, or no merge of two tokens makes the text.
 """
 
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence

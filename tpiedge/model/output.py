@@ -2,12 +2,11 @@
 and `</think>` at the answer's beginning; some templates open it in the prompt.
 
 Laws:
-1. How text is cut into pieces changes only how the output is cut.
-2. Without calls and reasoning, the content is the text. A call is content if its JSON is invalid, its tool is unknown
-   or its arguments are not an object. If a begun call breaks off, it ends there; later text is content.
+1. The cuts between pieces of text change only the cuts of the output.
+2. Text outside calls and reasoning is content. A call with invalid JSON, an unknown tool or arguments other than an
+   object is content, too. A begun call ends where it becomes invalid; later text is content.
 3. White space around calls and reasoning is left out.
-4. In a truncated answer, an unfinished call is not content, from its opening mark on. If calls are required, no text
-   is content.
+4. If a truncated answer ends within a call, the call's text is left out. If calls are required, no text is content.
 """
 
 from collections.abc import Iterator

@@ -1,6 +1,6 @@
 """Defines aliases of models on the hub, and presets, which are shapes of real models.
 
-An alias is a file `configs/models/NAME.toml`. A preset is the published `config.json`, without defaults and with the
+An alias is a file `configs/models/NAME.toml`. A preset is a published `config.json` without default values. It has the
 older keys `rope_theta` and `rope_scaling`.
 """
 
@@ -113,8 +113,8 @@ _FOLDERS = tuple(Path(__file__).parents[up] / "configs" / "models" for up in (1,
 
 @dataclass(frozen=True)
 class Alias:
-    """`repo` is "org/name"; `quant` is the tag of its GGUF file, or ""; `shape` is a preset. If `gated`, users must
-    accept a licence. `also` has other names, like Ollama's for the default size."""
+    """`repo` is "org/name". `quant` is the tag of a GGUF file; "" means a checkpoint. `shape` names a preset. If
+    `gated` is true, users must accept a licence. `also` has other names, like Ollama's name for the default size."""
 
     name: str
     repo: str

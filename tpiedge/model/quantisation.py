@@ -27,8 +27,9 @@ _WITHOUT_GROUPS = -1
 
 @dataclass(frozen=True)
 class Quantisation:
-    """`group` inputs share a scale; None means all inputs. `zero_offset` is added to stored zero points. `symmetric`:
-    all zero points are 8. `act_order`: a table gives each input's group."""
+    """`group` is the number of inputs that share a scale; None means all inputs. `zero_offset` is added to stored
+    zero points. If `symmetric` is true, all zero points are 8. If `act_order` is true, a table has each input's
+    group."""
 
     method: str  # "gptq" or "awq"
     group: int | None

@@ -1,7 +1,7 @@
 """Computes the inverse frequencies of rotary position embeddings, with the scalings of Llama-like models.
 
-Frequencies equal those of transformers 5 (`modeling_rope_utils.py`), up to f32 rounding. Powers are computed with
-`decimal`: it gives all machines the same bits, unlike libm and numpy.
+Frequencies equal those of transformers 5 (`modeling_rope_utils.py`), up to f32 rounding. The module `decimal` computes
+powers with the same bits on all machines.
 """
 
 import functools

@@ -1,4 +1,4 @@
-"""Finds the folder of a model by the name that a user types, without network.
+"""Finds a model's folder by the name that a user types, without network.
 
 Pulled models have the layout of huggingface_hub's cache:
 
@@ -6,8 +6,8 @@ Pulled models have the layout of huggingface_hub's cache:
     models--ORG--NAME/snapshots/<commit>/<file>  a link to a blob
     models--ORG--NAME/refs/<revision>            the commit of a branch or tag at the last pull
 
-A complete snapshot appears under its commit's name; then the ref is written. Each GGUF file has its own folder,
-models--ORG--NAME--TAG.
+A snapshot appears under its commit's name when it is complete. The ref is written afterwards. Each GGUF file has its
+own folder, models--ORG--NAME--TAG.
 """
 
 import os
@@ -91,7 +91,7 @@ _LOCK_S = 5.0
 
 @dataclass(frozen=True)
 class HubName:
-    """`repo` is "org/name", `revision` a branch, tag or commit. `quant` is the tag of a GGUF file in upper case, like
+    """`repo` is "org/name". `revision` is a branch, tag or commit. `quant` is a GGUF file's tag in upper case, like
     "Q4_K_M"; "" means a checkpoint."""
 
     repo: str

@@ -1,5 +1,5 @@
-"""Describes a model's pack. A unit is a query head of q and o, a KV head of k and v, or a tile of 128 rows of FFN and
-vocabulary."""
+"""Describes a model's pack. The unit of q and o is a query head. The unit of k and v is a KV head. The unit of FFN
+and vocabulary is a tile of 128 rows."""
 
 from tpiedge.errors import UserError
 from tpiedge.model.config import ModelConfig

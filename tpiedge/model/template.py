@@ -1,4 +1,4 @@
-"""Chat templates render messages as a prompt. Templates are untrusted programs. They run in a child process
+"""Renders messages as a prompt with a chat template. A template is an untrusted program. It runs in a child process
 (`text_child.py`), in Jinja's sandbox, with limits on CPU, memory, output and time."""
 
 import json
@@ -30,8 +30,8 @@ class TemplateRefusal(UserError):
 
 @dataclass(frozen=True, slots=True)
 class TemplateHabits:
-    """The forms of calls that a template takes. If `text_arguments`, arguments are JSON text, not objects.
-    `contents` has the forms of empty content beside calls ("" or None), best first."""
+    """The forms of calls that a template takes. If `text_arguments` is true, arguments are JSON text, else objects.
+    `contents` has the forms of empty content beside calls ("" or None), the best first."""
 
     text_arguments: bool = False
     contents: tuple[str | None, ...] = ("",)

@@ -6,7 +6,7 @@ Nothing of tpiedge is imported, for a fast start.
 
 A frame has its body's length (u32), a letter, a number (u16) and the body. A job's number limits its CPU seconds. The
 body of job `O` is the tokenizer.json to open. Other jobs have JSON: `L` limits memory, `R` renders, `A` adds tokens,
-`E` encodes, `C` counts. Answers: `j` has JSON, `e` an error, `l` the limit that was met.
+`E` encodes, `C` counts. Answers: `j` has JSON, `e` has an error, `l` names the exceeded limit.
 """
 
 import base64

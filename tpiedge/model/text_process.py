@@ -1,7 +1,8 @@
 """Runs a model's tokenizer or chat template in a child process (`text_child.py`).
 
-A job over its limits ends its process; the next job starts another. A process killed from outside is replaced once. A
-caller waits at most `wall_s` for earlier jobs, then at most `wall_s` for its own.
+A job beyond a limit ends the process; the next job starts another. If something else kills the process, a new process
+repeats the job once. A caller waits at most `wall_s` seconds for earlier jobs, then at most `wall_s` seconds for its
+own job.
 """
 
 import json
@@ -41,8 +42,8 @@ class JobFailed(ValueError):
 
 
 class TextProcess:
-    """Does one job of `text_child.py` at a time. Thread-safe. `what` names the model's part in errors. `memory` limits
-    the process, in bytes. A new process loads the same tokenizer."""
+    """Does one job of `text_child.py` at a time. Thread-safe. `what` names the model's part in errors. `memory` is
+    the process's limit in bytes. A new process loads the same tokenizer."""
 
     def __init__(self, what: str, memory: int, wall_s: float) -> None:
         self._setup = [(b"L", str(memory).encode())]

@@ -1,7 +1,7 @@
 """Turns text into token ids and back with the model's `tokenizer.json`.
 
-The file is untrusted: a process with limits reads it (`text_child.py`). That process also makes and checks the table by
-which this module turns ids into text.
+The file is untrusted, so a process with limits (`text_child.py`) reads it. The process also makes and checks a table of
+tokens. With the table, this module turns ids into text.
 """
 
 import base64
@@ -99,8 +99,8 @@ class Tokenizer:
     def encode(
         self, text: str, *, add_special: bool = True, parse_special: bool = True, most: int = 0
     ) -> list[int]:
-        """Returns token ids. `add_special` adds BOS and EOS. `parse_special` finds special tokens in the text. `most`
-        limits the number of ids; 0 means no limit. Raises UserError, TooManyTokens."""
+        """Returns token ids. `add_special` adds BOS and EOS. `parse_special` finds special tokens in the text.
+        `most` is the largest number of ids; 0 means no limit. Raises UserError, TooManyTokens."""
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
@@ -143,9 +143,9 @@ class Tokenizer:
 
 
 class Detokenizer:
-    """Decodes one growing sequence of ids. Of special tokens, it shows only those in `shown`.
+    """Decodes one growing sequence of ids. Leaves out special tokens, except the tokens in `shown`.
 
-    1. The pieces, joined, equal the library's decoding of all ids at once; bytes that are not UTF-8 become U+FFFD.
+    1. The joined pieces equal the library's decoding of all ids at once. Bytes that are not UTF-8 become U+FFFD.
     2. Only an unfinished character is held back.
     """
 
@@ -231,8 +231,8 @@ def _wrapping(config: ConfigFields, tokenizer: Tokenizer) -> tuple[tuple[int, ..
 
 
 class TextWriter:
-    """Writes an answer's text up to the first stop string. Holds back unfinished characters and begun stop strings. Of
-    stop strings that end at the same place, the longest counts."""
+    """Writes an answer's text up to the first stop string. Holds back unfinished characters and begun stop strings.
+    If several stop strings end at one place, the longest counts."""
 
     def __init__(
         self,

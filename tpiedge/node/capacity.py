@@ -1,7 +1,7 @@
 """Measures how many bytes of weights this process computes per second. A decode step reads every weight once.
 
-The speed of bf16 also stands for f32, the speed of q4 also for q8. The lower quartile of the times is used, because the
-machine may be busy.
+The speed of bf16 is also used for f32. The speed of q4 is also used for q8. The lower quartile of the times counts,
+because the machine may be busy.
 """
 
 import time

@@ -3,7 +3,8 @@
 The engine thread takes commands from `ControlLink.commands`, and posts messages. A wait for a peer ends in PeerLost:
 
 - if the master is silent
-- if the master reports a lost node, or the link to the peer stays broken
+- if the master reports a lost node
+- if the link to the peer stays broken
 - if the peer's progress (step, block, bytes read) stops
 """
 

@@ -3,9 +3,10 @@
 The server imports torch once and forks a node for each bootstrap (`NodeBootstrap`). The server ends with its parent,
 and the nodes end with the server. Standard input is a socket, on which the parent sends lines:
 
-- First the number of threads to measure with; 0 means no measurement. The report goes to standard output.
-- Then bootstraps, each with three open files: the node's standard input, its log, and a pipe for its pid and exit
-  status.
+- The first line has the number of threads that measure the machine's speed; 0 means no measurement. The report goes
+  to standard output.
+- Every later line is a bootstrap. Three open files come with it: the node's standard input, its log, and a pipe for
+  its pid and exit status.
 """
 
 import contextlib

@@ -45,8 +45,8 @@ class LinkSurvey:
         self._probes: Counter[int] = Counter()
 
     def run(self, reached: Collection[int]) -> NetworkFacts | None:
-        """Measures the links. Rank 0 returns the facts of all links, other ranks return None. `reached`: the lower
-        ranks to which this node has a link. Raises PeerLost, ProtocolError."""
+        """Measures the links. Rank 0 returns the facts of all links; other ranks return None. `reached` has the
+        lower ranks with a link to this node. Raises PeerLost, ProtocolError."""
         self._probes.clear()
         if self._rank == 0:
             return self._lead()

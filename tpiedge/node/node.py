@@ -1,7 +1,7 @@
 """The computing process of one rank.
 
-The main thread is the engine thread; `Node.link` has the control thread. The process ends when the master says so, when
-the master or a peer is lost, or when its lifeline breaks.
+The main thread is the engine thread; `Node.link` has the control thread. The process ends on the master's order, on the
+loss of the master or a peer, and when its lifeline breaks.
 """
 
 import functools

@@ -1,4 +1,4 @@
-"""Runs a node: `python -m tpiedge.node.process`. A forked node also runs `run`.
+"""Runs a node: `python -m tpiedge.node.process`. A forked node calls `run` directly.
 
 The first line on standard input is the bootstrap. The log, a message to the master and the exit status tell why the
 node ended.

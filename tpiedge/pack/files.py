@@ -1,6 +1,7 @@
 """Opens files safely, locks them between processes, and writes files and folders durably.
 
-A folder is written as `NAME.partial-RANDOM` under the lock `.NAME.lock`, then renamed. Locks end with their process.
+A folder is written as `NAME.partial-RANDOM` under the lock `.NAME.lock`. Then it is renamed. Locks end with their
+process.
 """
 
 import contextlib

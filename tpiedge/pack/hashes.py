@@ -1,5 +1,5 @@
-"""Keeps the hashes of a blob: a pair (sha256, crc32) per range, in the order of the layout. A blob's id is the sha256
-of its layout and this table, so the id vouches for every range."""
+"""Keeps a blob's table of hashes: a pair (sha256, crc32) per range, in the order of the layout. A blob's id is the
+sha256 of its layout and its table, so the id vouches for every range."""
 
 import hashlib
 import json

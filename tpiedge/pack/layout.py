@@ -1,11 +1,11 @@
 """Computes the layout of a pack's bytes. Pure.
 
 1. A matrix is stored unit after unit. Units are multiples of ALIGN bytes (for O_DIRECT). A column-parallel matrix has a
-   row per output feature, a row-parallel one (o, down; `transposed`) a row per input feature.
-2. f32 and bf16: a row takes `cols * itemsize` bytes rounded up to ROW_ALIGN. Rows of zeros fill up a unit.
-3. q8 and q4: a unit has panels (kernels/panels.py), then zeros.
-4. The vectors (norms, biases) form one section at the start of the blob. Each vector is aligned to ROW_ALIGN, the
-   section to ALIGN. All other bytes are zero.
+   row per output feature. A row-parallel matrix (o, down; `transposed`) has a row per input feature.
+2. In f32 and bf16, a row takes `cols * itemsize` bytes rounded up to ROW_ALIGN. Rows of zeros fill up a unit.
+3. In q8 and q4, a unit has panels (kernels/panels.py), then zeros.
+4. The vectors (norms, biases) form one section at the start of the blob. Each vector is aligned to ROW_ALIGN. The
+   section is aligned to ALIGN. All other bytes are zero.
 """
 
 import math
@@ -273,7 +273,7 @@ class Storage:
         head: Precision | None = None,
         search: bool = True,
     ) -> "Storage":
-        """Fills in the defaults. `tied` means that the head is the embedding."""
+        """Fills in the precisions that are None. If `tied` is true, the head and the embedding are one matrix."""
         usual = Precision.Q8 if layers.quantised else layers
         if tied:
             if None not in (embedding, head) and embedding is not head:

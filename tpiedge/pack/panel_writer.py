@@ -1,5 +1,5 @@
-"""Quantises the matrices of a blob. One thread reads pieces of whole units in order. Others quantise the pieces, or
-keep the source's own integers.
+"""Quantises the matrices of a blob. One thread reads pieces of whole units in order. Other threads quantise the pieces,
+or keep the source's own integers.
 
 quality.json beside the manifest has each tensor's signal-to-noise ratio in dB; null means no error. The pack's id does
 not cover this file.

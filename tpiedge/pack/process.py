@@ -1,8 +1,8 @@
-"""Packs in a child process, whose end frees its memory.
+"""Packs in a child process. The end of the process frees its memory.
 
 The child reads a request, one line of JSON, from stdin. It writes a line per event: {"event": "progress", "done",
-"total"}, then {"event": "done", "path", "nbytes", "reused"} or {"event": "error", "kind", "message"}. The child stops
-and leaves no files when stdin ends, the parent dies, or SIGTERM comes.
+"total"}, then {"event": "done", "path", "nbytes", "reused"} or {"event": "error", "kind", "message"}. When stdin ends,
+the parent dies or SIGTERM comes, the child stops and leaves no files.
 """
 
 import contextlib

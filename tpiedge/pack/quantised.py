@@ -28,10 +28,12 @@ EXACT_BITS: Mapping[str, int] = MappingProxyType({"Q4_0": 4, "Q8_0": 8})
 
 
 class BlockTensor(msgspec.Struct, frozen=True):
-    """A tensor whose rows consist of blocks of GGUF's type `kind`. `paired` permutes the rows, or a vector's numbers.
+    """A tensor whose rows consist of blocks of GGUF's type `kind`. If `paired` is not 0, `read` permutes the rows or a
+    vector's numbers.
 
-    A block of Q4_0 has an f16 scale d, then 16 bytes. Byte j holds the codes of weights j (lower four bits) and 16 + j.
-    A weight is d * (code - 8). A block of Q8_0 has d and 32 signed bytes. Blocks of other types become f32.
+    A block of Q4_0 has an f16 scale d, then 16 bytes. The lower four bits of byte j are weight j's code. The upper four
+    bits are the code of weight 16 + j. A weight is d * (code - 8). A block of Q8_0 has d and 32 signed bytes. Blocks of
+    other types become f32.
     """
 
     kind: str = msgspec.field(name="blocks")
@@ -141,7 +143,7 @@ _WORDS = np.dtype("<u4")
 
 class Int4Tensor(msgspec.Struct, frozen=True):
     """A checkpoint's matrix of O outputs and I inputs, row-major, little-endian. Weight (o, i) is scales[g, o] * (code
-    - zero point), where g is i // group or `group_of[i]`.
+    - zero point). The group g of input i is `group_of[i]`, or i // group without that table.
     """
 
     #: "gptq" or "awq".

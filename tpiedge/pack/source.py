@@ -134,8 +134,8 @@ def tensor_to_json(tensor: StoredTensor, path_text: Callable[[Path], str]) -> JS
 
 
 class TensorSource:
-    """Reads named tensors, for one thread. `read` returns float32 for F32, float16 for F16, and the bits as uint16 for
-    BF16. Raises ReadFault, and UserError for unknown names."""
+    """Reads named tensors. Not thread-safe. `read` returns float32 for F32, float16 for F16, and the bits as uint16
+    for BF16. Raises ReadFault, and UserError for unknown names."""
 
     def __init__(self, tensors: Mapping[str, StoredTensor]) -> None:
         self._tensors = tensors

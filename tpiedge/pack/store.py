@@ -2,9 +2,9 @@
 
     blobs/ID            a sparse file of the blob's full size, shared by packs
     blobs/ID.hashes     its table of hashes; ID is the sha256 of layout and table
-    blobs/ID.present    one bit per range that is there (shard_copy.py)
+    blobs/ID.present    one bit per range, 1 if its bytes are there (shard_copy.py)
     packs/PACK/         manifest.json and a link to blobs/, for `Pack.open`
-    packs/PACK/in-use   lock: shared by users of the pack, exclusive to remove it
+    packs/PACK/in-use   lock: shared by the pack's users, exclusive for its removal
     packs/PACK/fetching lock of the process that fetches
     lock                lock of the process that adds or removes packs
 

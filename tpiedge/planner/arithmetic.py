@@ -1,4 +1,4 @@
-"""Checks which arithmetic stored weights need."""
+"""Checks that the precisions of weights, arithmetic and KV cache go together."""
 
 from typing import Final
 

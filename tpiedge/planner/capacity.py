@@ -1,7 +1,8 @@
 """Decides which machines take part, with which share, and why.
 
-A machine can cost more time than it saves. With at most 7 machines, all sets are tried. With more machines, the workers
-with the shortest round trips are tried first for each number of workers: latency depends only on the slowest link.
+A machine can cost more time than it saves. With at most 7 machines, all sets are tried. With more machines, the search
+begins with one set per number of workers: the workers with the shortest round trips, because latency depends only on
+the slowest link.
 """
 
 from collections.abc import Mapping, Sequence

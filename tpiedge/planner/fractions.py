@@ -1,7 +1,7 @@
 """Divides every layer among nodes so that the slowest node takes the least time.
 
-A node with a fraction f of W bytes computes for f W / speed seconds. Meanwhile it reads the weights that do not fit in
-memory, for (f W - pinned) / disk rate seconds (TPI-LLM, section 3.3).
+A node with a fraction f of W bytes computes for f W / speed seconds. Meanwhile it reads the weights beyond its pinned
+bytes for (f W - pinned) / disk rate seconds (TPI-LLM, section 3.3). Rates are in bytes per second.
 """
 
 from bisect import bisect_left
@@ -33,8 +33,8 @@ def pinned_limit(model: ModelFacts, rank: int, node: NodeFacts) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A node's limits, as parts of every layer. In a sweep of s seconds the node can compute s * `computed_per_s`. A
-    node that streams can take s * `read_per_s` + `read_at_once`."""
+    """A node's limits, as parts of every layer. In a sweep of s seconds, the node can compute the part s *
+    `computed_per_s`. If it streams, it can take the part s * `read_per_s` + `read_at_once`."""
 
     limit: float  # the largest part that the node takes
     pinned: float  # the largest part without streaming

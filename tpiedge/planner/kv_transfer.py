@@ -1,7 +1,7 @@
 """Plans moves of KV heads when a plan replaces another. Pure.
 
-A machine keeps heads that both its old and its new node have. Rank 0 gathers the other heads, each from the lowest old
-rank that has it. Then rank 0 scatters them to the nodes that lack them.
+A machine keeps heads that both its old and its new node have. Rank 0 gathers each head that a machine lacks, from the
+lowest old rank with that head. Then rank 0 scatters the heads to their new nodes.
 """
 
 from collections.abc import Sequence

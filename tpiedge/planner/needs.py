@@ -33,8 +33,8 @@ class LayerShape:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """The stored bytes of a model's parts, in one layer unless a comment says otherwise. A tuple has, for each matrix,
-    the bytes of one unit."""
+    """The stored bytes of a model's parts. They are bytes of one layer unless a comment says otherwise. A tuple has
+    the bytes of one unit of each matrix."""
 
     shape: LayerShape
     num_layers: int
@@ -191,13 +191,13 @@ def smallest_bytes(model: ModelFacts, rank: int, share: NodeShare, node: NodeFac
 
 
 def node_seconds(model: ModelFacts, share: NodeShare, node: NodeFacts, need: NodeNeed) -> float:
-    """Predicts a sweep's time in all layers, in units of bytes / speed."""
+    """Predicts a sweep's seconds in all layers."""
     loading = need.streamed_bytes / node.disk_bytes_per_s if node.disk_bytes_per_s else 0.0
     return max(model.num_layers * layer_bytes(model, share) / node.speed, loading)
 
 
 def head_seconds(model: ModelFacts, node: NodeFacts) -> float:
-    """Predicts a token's time in the LM head, in units of bytes / speed."""
+    """Predicts a token's seconds in the LM head."""
     return model.head_bytes / (node.head_speed or node.speed)
 
 

@@ -1,12 +1,12 @@
 """Predicts all-reduces and chooses the fastest collective (TPI-LLM, section 3.2 and appendix A.1).
 
-A node ends a phase once it has received everything and its messages have left. A message costs latency, transfer,
-encryption and copies. The slowest of the link and both machines' network ports limits the transfer. With equal links
-of latency t and rate r, N nodes and B bytes:
+A node ends a phase once it has received all messages and its own messages have left. A message costs latency, transfer,
+encryption and copies. The slowest of three limits the transfer: the link and both machines' network ports. With N
+nodes, B bytes, and links of t seconds latency and r bytes per second, an all-reduce takes:
 
     star      2 t        + 2 (N-1) B / r             all to rank 0, and back
     mesh      t          + (N-1) B / r               all to all
-    two-shot  2 t        + 2 (N-1)/N B / r           slices to nodes, which send sums to all
+    two-shot  2 t        + 2 (N-1)/N B / r           slices to nodes, then sums to all
 """
 
 from collections import defaultdict

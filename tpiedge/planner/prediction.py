@@ -1,7 +1,8 @@
 """Predicts a decode step's time on given machines: every node's weights and two all-reduces per layer.
 
 Among three or more nodes, an all-reduce takes the slowest link's round trip. For each worker it also takes the time to
-send and to receive a row (one token's hidden state). Two nodes exchange rows in half a round trip.
+send and to receive a row (one token's hidden state). Between two nodes, it takes half a round trip and the time to send
+a row.
 """
 
 import re

@@ -1,7 +1,7 @@
 """Cuts a model into shares by the nodes' capacities. Pure.
 
-Time: step = max_i(fraction_i * layer_bytes / speed_i) + head_bytes / head_speed_0. Blocks end with all-reduces,
-and rank 0 alone computes the LM head. So the LM head's time does not change the shares.
+Without all-reduces, a step takes max_i(fraction_i * bytes of all layers / speed_i) + head_bytes / head_speed_0 seconds.
+Rank 0 computes the LM head after the last all-reduce, so the LM head's time does not change the shares.
 
 Attention and FFN are cut independently (TPI-LLM, section 3.1). Attention is cut at KV heads. If more nodes than KV
 heads take part, it is cut at query heads, with replicated KV heads.
@@ -37,7 +37,8 @@ _HasRoom: TypeAlias = Callable[[int, NodeShare], bool]  # whether a rank's node 
 
 @dataclass(frozen=True)
 class Plan:
-    """Shares in rank order. `layers_s`, `head_s` and `reduce_s` (all-reduces) are in units of bytes / speed."""
+    """Shares in rank order. `layers_s`, `head_s` and `reduce_s` (all-reduces) are seconds if speeds are in bytes per
+    second."""
 
     shares: tuple[NodeShare, ...]
     needs: tuple[NodeNeed, ...]
@@ -59,8 +60,8 @@ class ShareWeight:
 
 
 def apportion(weights: Sequence[float], units: int) -> list[int]:
-    """Divides `units` in proportion to `weights` by largest remainder. The lower index wins a tie. Weights must be
-    finite, not negative and not all zero; a weight of zero gets nothing."""
+    """Divides units in proportion to weights by largest remainder. The lower index wins a tie. Weights must be
+    finite, not negative and not all zero. A weight of zero gets no units."""
     total = math.fsum(weights)
     quotas = [weight / total * units for weight in weights]
     counts = [math.floor(quota) for quota in quotas]

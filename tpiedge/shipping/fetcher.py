@@ -1,6 +1,6 @@
 """Fills a worker's shard store with a share of a pack.
 
-Damaged ranges are requested again. After a crash, `fetch` resumes from its last sync. It syncs every 64 MB or 2 s.
+Damaged ranges are requested again. `fetch` syncs every 64 MB or 2 s. After a crash, it resumes from the last sync.
 """
 
 import contextlib
@@ -51,8 +51,8 @@ def fetch(
     sync_bytes: int = 64 << 20,
     clock: Clock | None = None,
 ) -> ShardCopy:
-    """Fetches the missing ranges of `share`. The caller closes the returned copy. Blobs of `local` packs are linked.
-    `evict` allows deleting unused packs. Raises PeerError, DiskFull, UserError, Cancelled, EndpointClosed."""
+    """Links blobs of the `local` packs, then fetches the missing ranges of `share`. The caller closes the returned
+    copy. `evict` allows deleting unused packs. Raises PeerError, DiskFull, UserError, Cancelled, EndpointClosed."""
     clock = clock or MonotonicClock()
     window = RequestWindow(spoke, identity, clock, stopped)
     if not store.has(identity):

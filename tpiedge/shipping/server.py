@@ -1,7 +1,8 @@
 """Answers requests for bytes of packs, in a thread of the master.
 
-Only manifests, tables of hashes and layers of served packs are sent. While 8 requests of a worker wait, its further
-requests are dropped. Workers are served round robin, one chunk each time. A worker that does not read is skipped.
+The thread sends manifests, tables of hashes and layers of served packs, nothing else. A worker may have 8 waiting
+requests; further requests are dropped. Workers are served round robin, one chunk each time. A worker that does not read
+is skipped.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
 """Requests ranges of files, several at a time, and yields the bytes in order.
 
-Chunks grow while they arrive quickly, and shrink after one that took half a second. Lost requests are sent again.
-Silence of 10 s raises PeerError.
+Chunks grow while they arrive quickly. A chunk that takes half a second makes later chunks smaller. Lost requests are
+sent again. Silence of 10 s raises PeerError.
 """
 
 import secrets

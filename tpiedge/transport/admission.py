@@ -1,7 +1,7 @@
 """Decides who may connect. ZeroMQ asks (ZAP, RFC 27) before a CURVE handshake ends.
 
-One thread per context answers. Every hub is a ZAP domain with a list of keys. A hub may also accept a few unknown keys;
-only code that admits newcomers gets their messages.
+One thread per context answers. Every hub is a ZAP domain with a list of keys. A hub may also accept a few unknown keys.
+Messages from unknown keys reach only code that admits newcomers.
 """
 
 import contextlib
@@ -173,8 +173,8 @@ class Admission:
         return name
 
     def refusal(self, name: str, ticket: str, connection: TcpConnection | None) -> Message | None:
-        """Gives the peer a place if its `ticket` is valid and there is room. Otherwise returns the message that refuses
-        the peer, or None if the peer does not wait for a place."""
+        """Gives a waiting peer a place. Returns a refusal if the ticket is invalid or all places are taken. Returns
+        None if the peer gets a place or does not wait for one."""
         policy, caller = self._policy, self._others.get(name)
         if policy is None or policy.accepts_ticket is None or caller is None or not caller.until:
             return None

@@ -1,11 +1,11 @@
 """Watches a hub's connections. Cuts connections that flood the hub, and connections that stay unauthenticated.
 
-libzmq's high-water mark counts messages, not bytes, and libzmq 4.3.5 may abort the process if it stops reading a
-connection. So libzmq reads without a limit here. This module compares the kernel's count of received bytes with the
-hub's.
+libzmq's high-water mark counts messages, not bytes. If libzmq 4.3.5 stops reading a connection, it may abort the
+process. So libzmq reads without a limit here. This module compares the kernel's count of received bytes with the hub's
+count.
 
 Unauthenticated connections are limited in time and number. If there are too many, the address with the most connections
-loses its oldest.
+loses its oldest connection.
 """
 
 import contextlib
@@ -89,8 +89,8 @@ class Flow:
     _other: int = 0
 
     def waiting(self, taken: int, arrived: int, segments: int) -> tuple[int, int]:
-        """Returns (waiting bytes, TCP segments since the hub last took bytes). The caller must read the hub's count
-        `taken` before the kernel's counts `arrived` and `segments`."""
+        """Returns the number of waiting bytes, and the number of TCP segments since the hub last took bytes. The
+        caller must read the hub's count `taken` before the kernel's counts `arrived` and `segments`."""
         if taken != self._taken:
             self._taken, self._idle_since = taken, segments
         self._other = max(self._other, taken - arrived)
@@ -101,8 +101,8 @@ class Flow:
 class Backlog:
     """Watches one ROUTER in a thread until `close`. Make the Backlog before the bind.
 
-    `limit` bounds the waiting bytes of one admitted peer. If ended connections left more unread bytes than `limit`, new
-    connections are cut.
+    `limit` bounds the waiting bytes of each admitted peer. It also bounds the unread bytes of ended connections: beyond
+    it, new connections are cut.
     """
 
     def __init__(self, router: zmq.Socket[bytes], limit: int, admission: Admission) -> None:

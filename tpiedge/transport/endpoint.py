@@ -1,7 +1,7 @@
 """Defines the transport's interface: a hub with many spokes.
 
 A frame is an encoded message and its tensor's raw bytes. A connection's messages arrive in order. One thread owns an
-endpoint; others may call `post` and `close` and read counters.
+endpoint. Other threads may call `post` and `close` and read counters.
 """
 
 from collections.abc import Sequence

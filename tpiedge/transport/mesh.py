@@ -1,7 +1,7 @@
 """Joins the links of a rank, a hub and spokes, into one endpoint.
 
-A native reducer may hold received frames. It returns them to their links before Python or another reducer uses the
-links. So a peer's messages stay in order.
+A native reducer may hold received frames. It returns the frames to their links before Python or another reducer uses
+the links. So a peer's messages stay in order.
 """
 
 import functools

@@ -1,8 +1,7 @@
 """Finds the native side of the transport (`native/`) and pyzmq's own libzmq.
 
-Python code takes over if either is missing, or if it is uncertain which libzmq pyzmq uses. The variable
-TPIEDGE_FAST_LINK=0 switches off all but the packing of tensors for the wire. TPIEDGE_NATIVE=0 switches off packing
-and the kernels, too.
+Python code takes over unless both are found with certainty. With TPIEDGE_FAST_LINK=0, native code only packs tensors
+for the wire. TPIEDGE_NATIVE=0 switches off packing and the kernels, too.
 """
 
 import ctypes

@@ -1,6 +1,6 @@
 """Does steady-state all-reduces in one native call (`native/reducer.h`).
 
-If anything unforeseen happens, the native side stops and loses nothing: `recv_frame` returns the unused frames before
+If anything unforeseen happens, the native side stops. It loses nothing: `recv_frame` returns the unused frames before
 others.
 """
 
@@ -36,8 +36,8 @@ class Combine(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """Parameters of all-reduces of one shape. Parts and sum are rounded to `precision`; sums of i32 wrap around. A call
-    writes its `place` (step, block, chunk) at PLACE_AT of each header."""
+    """Parameters of all-reduces of one shape. Parts and sum are rounded to `precision`. Sums of i32 wrap around. A
+    call writes its place (step, block, chunk) at byte PLACE_AT of each header."""
 
     combine: Combine
     rank: int  # the own part's place in the sum (SUM: 0)
@@ -73,9 +73,9 @@ class ReceivedFrame:
 
 # After a wake-up a Python call costs several times its usual time.
 class NativeReducer:
-    """Does all-reduces. `links` has the link of each peer in `exchange.answers`, in that order. Only the thread that
-    owns the sockets may use it. Call `open` again when routes or admissions have changed. Call `close` after anything
-    unforeseen."""
+    """Does all-reduces. All calls must come from the thread that owns the sockets. `links` has a link per peer, in
+    the order of `exchange.answers`. Call `open` again when routes or admissions have changed. Call `close` after
+    anything unforeseen."""
 
     def __init__(self, library: TransportLibrary, exchange: Exchange, links: Sequence["ZmqEndpoint"]) -> None:
         rows, columns = exchange.shape

@@ -1,9 +1,9 @@
 """Implements hub and spokes over ZeroMQ: ROUTER and DEALER, always with CURVE.
 
-A key identifies a peer; `admission` gives the key a name. A connection's first frame must have the routing id
-`name/nonce/ticket` with this name. Only this hub learns the nonce, so no other process can take over the route. A
-second process with the key is refused while the first is connected. A spoke begins every connection with an empty
-frame, so the hub notices a new connection.
+A key identifies a peer; `admission` gives the key a name. The routing id of a connection's first frame must be
+`name/nonce/ticket`, with the key's name. Only this hub learns the nonce, so no other process can take over the route.
+While a process with a key is connected, a second process with the key is refused. A spoke begins every connection with
+an empty frame, so the hub notices a new connection.
 """
 
 import contextlib
@@ -243,8 +243,8 @@ class ZmqHub(ZmqEndpoint):
 
 
 class ZmqSpoke(ZmqEndpoint):
-    """Connects to the hub at `address`, and again after breaks. If the hub does not know the key, `ticket`
-    proves that this peer has a token."""
+    """Connects to the hub at `address`, and again after breaks. `ticket` proves that a peer with an unknown key has
+    a token."""
 
     _keeps_posts = True
 

@@ -1,5 +1,5 @@
 """Defines the closed set of messages and their encoding, without torch and sockets.
 
 `codec` encodes the messages of `control`, `data`, `epochs` and `join`. `fields` and `requests` define the types of
-their fields. `probing` measures links.
+messages' fields. `probing` measures links.
 """

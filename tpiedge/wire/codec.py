@@ -3,10 +3,10 @@
     a MessagePack array:       PROTOCOL, tag, field, field, ...
     for messages with tensors: 0xC1, PROTOCOL, tag | little-endian integers | dtype, dimensions, lengths | zeros
 
-The second form has FLAT_BYTES bytes; the tensor's data follow it, aligned. No MessagePack begins with 0xC1. No tag is
-used twice. PROTOCOL grows when fields change.
+The second form has FLAT_BYTES bytes; the tensor's aligned data follow. No MessagePack begins with 0xC1. No tag is used
+twice. PROTOCOL grows when fields change.
 
-Invalid input raises ProtocolError. Decoding takes at most a few times the input's size in memory.
+Invalid input raises ProtocolError. Decoding needs memory of at most a few times the input's size.
 """
 
 import struct

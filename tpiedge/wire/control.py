@@ -130,7 +130,8 @@ class Generate(f.EpochMessage, frozen=True, tag=40):
 class Compile(f.EpochMessage, frozen=True, tag=56):
     """Master to rank 0: compile a request's grammar before Generate.
 
-    Rank 0 answers with Compiled, Failed or, after Cancel, Finished. Requests of one `group` share a compiled grammar.
+    Rank 0 answers with Compiled or Failed, or with Finished after Cancel. Requests of one group share a compiled
+    grammar.
     """
 
     request: GenerationRequest

@@ -1,7 +1,7 @@
 """Defines the messages of the tensor plane and the files plane.
 
-`block` is a number within a sweep, `chunk` within a step. `sender` is a rank, which the receiver checks. For files,
-`epoch` is a random number of the transfer, and `number` counts requests.
+`block` is a number within a sweep. `chunk` is a number within a step. `sender` is a rank; the receiver checks it. In
+messages about files, `epoch` is a random number of the transfer, and `number` counts requests.
 """
 
 from typing import Annotated, Literal

@@ -20,8 +20,8 @@ class LinkSpeed:
 
 @dataclass
 class Probing:
-    """Measures a link. Send the Probe of `next_probe`, then each Probe that `receive` returns for an Echo, until it
-    returns the LinkSpeed. Times are seconds of the caller's clock."""
+    """Measures a link. First send the Probe of `next_probe`. For each Echo, `receive` returns the next Probe to
+    send, and at last the LinkSpeed. Times are seconds of the caller's clock."""
 
     payload_bytes: int = MAX_BLOB
     payloads: int = 1

@@ -57,7 +57,7 @@ class _Part:
 
 @dataclass(eq=False)
 class Agent:
-    """A worker that has enrolled on `_endpoint`. The caller closes `_endpoint`; the agent closes `_slot`.
+    """A worker that has enrolled through `_endpoint`. The caller closes `_endpoint`; the agent closes `_slot`.
 
     One thread calls `run`; any thread may call `stop`. `_say` gets lines for the user. `_probe_path` runs in another
     thread.

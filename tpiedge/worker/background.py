@@ -17,8 +17,8 @@ _T = TypeVar("_T")
 
 
 class Background(Generic[_T]):
-    """Runs pieces of work in threads, one after the other. Only one thread may use it. Only `close` blocks. `drop` gets
-    the results of cancelled work."""
+    """Runs pieces of work in threads, one piece at a time. All calls must come from one thread. Only `close` blocks.
+    `drop` gets the results of cancelled work."""
 
     def __init__(self, name: str, drop: Callable[[_T], None] = lambda _result: None) -> None:
         self._name = name

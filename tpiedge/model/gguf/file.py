@@ -2,9 +2,10 @@
 
 1. the header lies in the file, within MAX_HEADER_BYTES, MAX_TENSORS and MAX_KEYS;
 2. no key and no tensor's name occurs twice;
-3. every tensor begins at a multiple of the alignment and ends in the file, and no two overlap.
+3. every tensor begins at a multiple of the alignment;
+4. every tensor ends in the file, and no two tensors overlap.
 
-No memory is allocated for a length beyond these limits. A split file has its keys in its first part, and every part
+No memory is allocated for a length beyond these limits. The first part of a split file has the keys. Every part
 describes its own tensors.
 """
 

@@ -54,8 +54,8 @@ def models_in(names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def chosen_gguf(repo: str, tag: str, sizes: Mapping[str, int]) -> list[str]:
-    """Returns the files that `tag` means: a quantisation, or a file's name without its ending. `sizes` has the bytes of
-    all files of `repo`. Raises a UserError that lists the readable models."""
+    """Returns the files that a tag means. The tag is a quantisation, or a file's name without its ending. `sizes`
+    has each file's number of bytes. Raises a UserError that says what to type."""
     models = models_in(sizes)
     if not models:
         raise UserError(f"{repo} has no GGUF files: tpiedge pull {repo} takes a checkpoint")

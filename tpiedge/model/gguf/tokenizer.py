@@ -1,5 +1,5 @@
-"""Translates a GGUF file's tokenizer to tokenizer.json and tokenizer_config.json. "gpt2" is byte-level BPE;
-`tokenizer.ggml.pre` names its rule for cutting text. "llama" is SentencePiece's BPE; scores order its merges."""
+"""Translates a GGUF file's tokenizer to tokenizer.json and tokenizer_config.json. "gpt2" is byte-level BPE; the key
+`tokenizer.ggml.pre` names the rule that cuts text. "llama" is SentencePiece's BPE; scores order the merges."""
 
 import json
 import re
