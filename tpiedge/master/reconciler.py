@@ -200,6 +200,8 @@ class Reconciler:
             self._reason = "the next request loads the weights into memory"
             self._requests.interrupt(self._reason)  # grammars that are still compiled end with the session
             self._planless, self._failures, self._stuck = False, 0, None
+            self._spare = {one.name: SpareReason("no plan", self._reason) for one in self._roster.present}
+            self._notify()
 
     def _look_for_slow(self) -> None:
         """Leaves overdue workers out of plans until the others serve."""

@@ -9,7 +9,7 @@ from tpiedge.master.journal import Paused, PendingAnswer
 from tpiedge.master.reconciler import RECOVERY_GRACE_S
 from tpiedge.master.turns import TURN, Hosted
 from tpiedge.wire.control import Compile
-from tpiedge.wire.epochs import Prefetch
+from tpiedge.wire.epochs import Prefetch, Spare
 from tpiedge.wire.requests import Grammar
 
 ONE, OTHER, THIRD = SERVED.pack_id, "pack-of-the-other", "pack-of-the-third"
@@ -204,7 +204,9 @@ def test_weights_leave_memory_after_idle_time_and_return(story: Models) -> None:
     status = story.master.status
     assert (status.ready, status.asleep, story.rank_zero.epoch) == (False, True, None)
     assert status.reason == "the next request loads the weights into memory"
-    assert story.agents["w-1"].released
+    agent = story.agents["w-1"]
+    assert agent.released
+    assert (agent.count(Spare), story.worker().why) == (1, status.reason)
     story.loads = False
     other = story.ask("r-1", OTHER)
     story.wait(1.0)
