@@ -76,7 +76,7 @@ SIZES: Final[Mapping[str, tuple[int, int]]] = {
     # Raised for the wheel and the sources that a master hands out. And for the models that requests may name.
     "tpiedge.local": (1710, 9),
     # Raised for turns of models, and weights that leave memory.
-    "tpiedge.master": (4180, 22),
+    "tpiedge.master": (4190, 22),
     "tpiedge.memory": (1170, 8),
     # Raised for GGUF files of the hub, split ones too, and the names that people know.
     "tpiedge.model": (4830, 25),
