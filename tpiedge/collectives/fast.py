@@ -37,7 +37,7 @@ class _Prepared:
 
 
 class FastPath:
-    """Tries one rank's all-reduces in native calls. If a call stops early, the collective of `direct` continues."""
+    """Tries one rank's all-reduces in native calls. If a call stops early, Python code (direct.py) continues."""
 
     def __init__(self, channel: PeerChannel) -> None:
         self._rank = channel.rank

@@ -1,7 +1,7 @@
 """Processors, memory and disk that this process may use. No torch.
 
-The limits of this process's control group and its parent groups apply (Linux, versions 1 and 2). The folder `root` has
-proc and sys. An unreadable file means no limit.
+The limits of this process's control group and its parent groups apply (Linux, versions 1 and 2). Functions
+read `proc` and `sys` in the folder `root`. An unreadable file means no limit.
 """
 
 import contextlib

@@ -275,7 +275,7 @@ class RequestQueue:
 
     @property
     def positions(self) -> tuple[int, float]:
-        """Positions of running requests, and the seconds to compute them again."""
+        """The tokens that running requests have in the KV cache, and the seconds to compute them again."""
         with self._lock:
             positions = sum(one.positions for one in self._running.values())
             return positions, self._rate.token_s * positions

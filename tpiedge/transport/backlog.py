@@ -73,7 +73,7 @@ def curve_bytes(frame_bytes: int) -> int:
 
 @dataclass(slots=True, eq=False)
 class Flow:
-    """One connection."""
+    """The bytes of one connection."""
 
     route: bytes = b""
     name: str = ""
@@ -128,7 +128,7 @@ class Backlog:
             self._thread.start()
 
     def flow(self, connection: TcpConnection | None) -> Flow:
-        """Returns the flow of a connection that sent a message."""
+        """Returns the connection's Flow. Makes it at the first call."""
         if connection is None or not SUPPORTED:  # a stored flow would never be removed
             return Flow()
         return self._flows.setdefault(connection, Flow())
