@@ -111,7 +111,7 @@ class Terminal:
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """Keeps text typed during an answer for the next message, without an echo."""
+        """Text that is typed during an answer is not shown, and begins the next message."""
         fd = sys.stdin.fileno()
         before = termios.tcgetattr(fd)
         quiet = termios.tcgetattr(fd)

@@ -71,5 +71,5 @@ def whole(nbytes: int) -> int:
 
 
 def usual_kv(compute: Compute) -> KVPrecision:
-    """Returns the cache's default precision for products in `compute`."""
+    """Returns the KV cache's default precision. `compute`: the arithmetic of the model."""
     return "f32" if compute == "f32" else "bf16"
