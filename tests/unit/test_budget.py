@@ -103,7 +103,7 @@ COUNTS: Final[Mapping[str, int]] = {
     "classes with more than 8 attributes": 90,
     "private names of libraries": 0,
     # Raised for turns of models, and for verbs, units and results that readers missed.
-    "words of docstrings": 41390,
+    "words of docstrings": 41400,
 }
 
 
