@@ -82,6 +82,7 @@ def test_admin_nodes_json_keeps_its_names_and_types(server, service):
         **dict.fromkeys(("collective", "bulk_collective", "collective_why"), str),
         **dict.fromkeys(("queued", "running", "epoch"), int),
         **dict.fromkeys(("ready", "asleep"), bool),
+        "kept_s": float,
         "links": [{"low": int, "high": int, "round_trip_s": float}],
     }
 

@@ -15,13 +15,15 @@ import stat
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Self
-
-import numpy as np
+from typing import TYPE_CHECKING, Self
 
 from tpiedge.errors import Cancelled, DiskFull, ReadFault, ResourceError, UserError
-from tpiedge.kernels.panels import Array
 from tpiedge.units import format_bytes
+
+if TYPE_CHECKING:  # the command line reads locks without numpy
+    import numpy as np
+
+    from tpiedge.kernels.panels import Array
 
 DIRECT_REFUSED = (errno.EINVAL, errno.EOPNOTSUPP)
 """The errors of a file system without O_DIRECT."""
@@ -98,17 +100,21 @@ class OpenFile(Descriptor):
             self.read(offset + done, part)
             yield part
 
-    def array(self, offset: int, shape: tuple[int, ...], dtype: "np.dtype[np.generic]") -> Array:
+    def array(self, offset: int, shape: tuple[int, ...], dtype: "np.dtype[np.generic]") -> "Array":
+        import numpy as np
+
         values = np.empty(shape, dtype)
         self.read(offset, array_bytes(values))
         return values
 
     def strided(
         self, offset: int, stride: int, shape: tuple[int, int], dtype: "np.dtype[np.generic]"
-    ) -> Array:
+    ) -> "Array":
         row_bytes = shape[1] * dtype.itemsize
         if row_bytes == stride:
             return self.array(offset, shape, dtype)
+        import numpy as np
+
         values = np.empty(shape, dtype)
         view = array_bytes(values)
         for row in range(shape[0]):
@@ -125,9 +131,9 @@ def open_regular(path: Path, flags: int = 0) -> int:
     return fd
 
 
-def array_bytes(values: Array) -> memoryview:
+def array_bytes(values: "Array") -> memoryview:
     """Returns a view of a C-contiguous array's bytes."""
-    return values.reshape(-1).view(np.uint8).data
+    return values.reshape(-1).view("uint8").data
 
 
 class FileLock(Descriptor):

@@ -62,7 +62,8 @@ def test_lines_of_the_master_install_a_worker_that_joins(
         with namespaces.inside("worker1"):
             ended = pasted(home, [*install[:-1], install[-1].removesuffix(" &&")])
         assert ended.returncode == 0, ended
-        program, verb, *options = shlex.split(start.replace("~", str(home)))
+        path, joins, program, verb, *options = shlex.split(start.replace("~", str(home)))
+        assert (path, joins) == (f"PATH=$PATH:{home}/tpiedge/bin", "&&")
         assert verb == "worker"
         cluster.join("kitchen", *options, machine="worker1", token=False, program=(program,))
         cluster.wait_ready(2)

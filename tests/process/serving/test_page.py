@@ -104,7 +104,7 @@ def test_cluster_state_and_top_show_a_running_answer(cluster: Serving, here: Cal
 @pytest.mark.thin
 def test_page_generates_and_regenerates_an_answer(browser: Browser, cluster: Serving) -> None:
     browser.open(cluster.url)
-    assert browser.text(".model") == "demo"
+    browser.wait_for_text(".model", "demo")
     browser.click("Settings")
     browser.type("#set-seed", "7")
     browser.type("#set-max_tokens", "40")
