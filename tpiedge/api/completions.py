@@ -68,14 +68,11 @@ class Answers:
         except AnsweredAtOnce as known:
             service.load(known.model, known.keep_s)
             raise
-        scope = self.intake.scope(sender)
-        asked = [replace(one.request, scope=scope, pack=model.digest) for one in parsed.prompts]
-        prompts = tuple(
-            [replace(one, request=request) for one, request in zip(parsed.prompts, asked, strict=True)]
-        )
+        own = partial(replace, scope=self.intake.scope(sender), pack=model.digest)
+        prompts = tuple([replace(one, request=own(one.request)) for one in parsed.prompts])
+        key = key_mark(self.intake.key(sender))
         accepted = AcceptedRequest(
-            *(name, prompts, parsed.each, parsed.reply, int(time.time()), model.name, model.digest),
-            key_mark(self.intake.key(sender)),
+            name, prompts, parsed.each, parsed.reply, int(time.time()), model.name, model.digest, key
         )
         record = partial(records.create, accepted) if records and form.kind else lambda: None
         reader = self.shelf.accept(accepted.question(model.tokenizer), self.intake.client(sender), record)

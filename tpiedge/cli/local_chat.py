@@ -27,7 +27,7 @@ _COUNTERS = (
 
 def positions(model: PreparedModel, context: int | None, prompt_ids: Sequence[int], max_tokens: int) -> int:
     """Returns how many positions the prompt and `max_tokens` need, limited to the context. Raises UserError."""
-    limit = model.context_tokens if context is None else check_context(model, context)
+    limit = model.config.context_tokens if context is None else check_context(model, context)
     tokens = len(prompt_ids)
     if not tokens:
         raise UserError("the prompt is empty: give at least one token")

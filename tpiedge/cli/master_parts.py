@@ -50,10 +50,10 @@ from tpiedge.master.session_manager import RankZero
 from tpiedge.master.turns import Hosted
 from tpiedge.pack.files import FileLock, holder_of
 from tpiedge.pack.grids import grid_exponents
-from tpiedge.pack.manifest import manifest_bytes, pack_id
 from tpiedge.pack.reader import PackHold
 from tpiedge.planner.arithmetic import computed_apart
 from tpiedge.planner.capacity import master_too_small
+from tpiedge.planner.needs import ModelFacts
 from tpiedge.planner.prediction import MachineFacts
 from tpiedge.planner.solve import parse_shares
 from tpiedge.sanitise import sanitised_line
@@ -164,7 +164,7 @@ def master_parts(
 
         def open_pack(path: Path) -> ServedModel:
             other = prepare(str(path), None, None, flags.cache, flags.kv)
-            length = hosting.context(other, flags.context and min(flags.context, other.context_tokens))
+            length = hosting.context(other, flags.context and min(flags.context, other.config.context_tokens))
             described = served_model(other, length)
             running.add_model(hosting.hosted(other, length, max(length, flags.kv_tokens or 0)))
             files.add(other.pack)
@@ -240,10 +240,11 @@ class _Hosting:
 
     def hosted(self, model: PreparedModel, context: int, kv_tokens: int) -> Hosted:
         """Raises UserError, or OutOfMemory if workers cannot help."""
-        flags, facts = self.flags, model_facts_of(model)
+        flags = self.flags
+        facts = model_facts_of(model, kv_tokens, sanitised_line(model.public_name, 200))
         served = Served(
             model.pack.path.absolute(),
-            pack_id(manifest_bytes(model.pack.path)),
+            model.pack.id,
             model.compute,
             capacity_tokens=kv_tokens,
             context_tokens=context,
@@ -255,18 +256,16 @@ class _Hosting:
             group_size=facts.shape.group_size,
             kv_head_bytes=facts.num_layers * facts.kv_part_bytes / facts.kv_page_tokens,
             grids=grid_exponents(model.pack),
-            name=sanitised_line(model.public_name, 200),
+            name=facts.name,
             apart=computed_apart(model.pack.storage, model.config.head_dim)
             if model.pack.precision.quantised
             else "",
         )
-        return Hosted(served, self._placement(model, kv_tokens))
+        return Hosted(served, self._placement(facts, served.pack.parent))
 
-    def _placement(self, model: PreparedModel, kv_tokens: int) -> NodePlacement:
+    def _placement(self, facts: ModelFacts, packs: Path) -> NodePlacement:
         flags, folder, shares = self.flags, self.folder, self.flags.shares
         weights = None if shares is None else parse_shares(shares, len(shares.split(",")))
-        facts = model_facts_of(model, kv_tokens, sanitised_line(model.public_name, 200))
-        packs = model.pack.path.absolute().parent
         own = MachineFacts(
             self.measured.speed(facts.quantised),
             self.rank_zero.memory_bytes,

@@ -1,7 +1,6 @@
 """`tpiedge nodes` shows the master's machines, and admits workers."""
 
 import json
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -15,10 +14,9 @@ from tpiedge.api.keys import admin_link
 from tpiedge.cli.listing import ListingGroup, json_option, print_table, screen_columns, wrapped
 from tpiedge.cli.options import Number, option, state_option, together
 from tpiedge.cli.reach import MasterClient, admin_of
-from tpiedge.cli.top import named, names_of, title, waiting_lines, well_formed
+from tpiedge.cli.top import named, names_of, title, wait_for, waiting_lines, well_formed
 from tpiedge.errors import PeerError, UserError
 from tpiedge.master.assignments import collective_names
-from tpiedge.progress import LiveLine
 from tpiedge.sanitise import sanitised
 from tpiedge.units import counted, format_bytes, format_range, format_seconds
 
@@ -126,33 +124,26 @@ def _order(as_json: bool, state: Path | None, what: str, body: dict[str, str], w
 
 
 def _wait_until_drained(master: MasterClient, peer: str, called: str, limit_s: float) -> Mapping[str, Any]:
-    deadline, progress = time.monotonic() + limit_s, LiveLine()
-    try:
-        with well_formed():
-            while True:
-                status: dict[str, Any] = master.get("/admin/nodes")
-                nodes: Sequence[Mapping[str, Any]] = status["nodes"]
-                node = next((node for node in nodes if node["name"] == peer), None)
-                if node is None or node["state"] not in ("draining", "drained", "lost"):
-                    raise PeerError(
-                        f"{called} is no longer drained: it was restarted, or the drain was undone"
-                    )
-                if node["state"] != "draining":
-                    return node
-                waits = sanitised(status["reason"]) or "preparing"
-                for one in nodes:
-                    if (done := one["fetched_bytes"]) < (total := one["fetch_total_bytes"]):
-                        waits = f"{title(one)} has {done / total:.0%} of {format_bytes(total)} of weights"
-                        break
-                if time.monotonic() >= deadline:
-                    raise PeerError(
-                        f"{called} is still in use after {format_seconds(limit_s)} ({waits}); the next plan is "
-                        "without it: run this again to keep waiting, or add --undo"
-                    )
-                progress.update(f"{called} stays in use until the others are ready: {waits}")
-                time.sleep(0.2)
-    finally:
-        progress.finish()
+    def look() -> tuple[Mapping[str, Any] | None, str]:
+        status: dict[str, Any] = master.get("/admin/nodes")
+        nodes: Sequence[Mapping[str, Any]] = status["nodes"]
+        node = next((node for node in nodes if node["name"] == peer), None)
+        if node is None or node["state"] not in ("draining", "drained", "lost"):
+            raise PeerError(f"{called} is no longer drained: it was restarted, or the drain was undone")
+        if node["state"] != "draining":
+            return node, ""
+        for one in nodes:
+            if (done := one["fetched_bytes"]) < (total := one["fetch_total_bytes"]):
+                return None, f"{title(one)} has {done / total:.0%} of {format_bytes(total)} of weights"
+        return None, sanitised(status["reason"]) or "preparing"
+
+    def late(why: str) -> str:
+        return (
+            f"{called} is still in use after {format_seconds(limit_s)} ({why}); the next plan is without it: run this "
+            "again to keep waiting, or add --undo"
+        )
+
+    return wait_for(look, limit_s, f"{called} stays in use until the others are ready", late)
 
 
 def _show(everybody: bool, as_json: bool, state: Path | None) -> None:

@@ -173,7 +173,7 @@ def run(
 
 
 def _room(model: PreparedModel, layout: Layout, prompt_tokens: int) -> int:
-    own = model.context_tokens
+    own = model.config.context_tokens
     usual, least = (min(prompt_tokens + tokens, own) for tokens in (ANSWER_TOKENS, _CONTINUED_TOKENS))
     return max(1, roomy_context(model, layout, usual, least) - prompt_tokens)
 

@@ -11,10 +11,10 @@ import termios
 import time
 import tty
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import date, datetime
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeVar
 
 import click
 
@@ -22,10 +22,12 @@ from tpiedge.cli.listing import json_option, screen_columns, table_lines, wrappe
 from tpiedge.cli.options import option, state_option
 from tpiedge.cli.reach import admin_of
 from tpiedge.errors import PeerError, UserError
+from tpiedge.progress import LiveLine
 from tpiedge.sanitise import sanitised, sanitised_line
 from tpiedge.units import counted, format_bytes, format_seconds
 
 PictureJson: TypeAlias = Mapping[str, Any]
+_T = TypeVar("_T")
 
 _LOOK_S: Final = 1.0
 _MACHINES: Final = (
@@ -87,6 +89,25 @@ def well_formed() -> Iterator[None]:
         yield
     except (KeyError, TypeError, ValueError, AttributeError):
         raise UserError("cannot read what the master sent: does it have another version?") from None
+
+
+def wait_for(
+    look: Callable[[], tuple[_T | None, str]], limit_s: float, title: str, late: Callable[[str], str]
+) -> _T:
+    """Polls `look` for `limit_s`. Raises PeerError."""
+    deadline, progress = time.monotonic() + limit_s, LiveLine()
+    try:
+        with well_formed():
+            while True:
+                found, why = look()
+                if found is not None:
+                    return found
+                if time.monotonic() >= deadline:
+                    raise PeerError(late(why))
+                progress.update(f"{title}: {why}")
+                time.sleep(0.2)
+    finally:
+        progress.finish()
 
 
 def _watch(state: Path | None) -> None:

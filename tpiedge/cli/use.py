@@ -1,7 +1,6 @@
 """`tpiedge use`: another model for a running master."""
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,9 @@ from tpiedge.cli.model_names import model_option
 from tpiedge.cli.options import Number, option
 from tpiedge.cli.pulling import offer_pull
 from tpiedge.cli.reach import MasterClient, admin_of
-from tpiedge.cli.top import well_formed
+from tpiedge.cli.top import wait_for
 from tpiedge.errors import PeerError
 from tpiedge.local.prepare import prepare
-from tpiedge.progress import LiveLine
 from tpiedge.sanitise import sanitised
 from tpiedge.units import format_seconds
 
@@ -46,26 +44,22 @@ def use(
 
 
 def _wait_until_served(master: MasterClient, name: str, limit_s: float) -> None:
-    deadline, progress = time.monotonic() + limit_s, LiveLine()
-    try:
-        with well_formed():
-            while True:
-                picture: dict[str, Any] = master.get("/admin/cluster")
-                here = picture["model"]["name"] == name
-                if here and picture["ready"]:
-                    return
-                if not here and picture["next"] != name:
-                    failed = (one["detail"] for one in picture["events"] if one["kind"] == "plan failed")
-                    why = sanitised(next(failed, "requests of another model came first"))
-                    raise PeerError(f"{name} is not served: {why}")
-                served, why = sanitised(picture["model"]["name"]), sanitised(picture["reason"])
-                waits = f"{served} serves until then" if picture["ready"] else why
-                if time.monotonic() >= deadline:
-                    raise PeerError(
-                        f"{name} is not served yet after {format_seconds(limit_s)}, but is next ({waits}): run this "
-                        "again to keep waiting, or add --now"
-                    )
-                progress.update(f"{name} is next: {waits}")
-                time.sleep(0.2)
-    finally:
-        progress.finish()
+    def look() -> tuple[bool | None, str]:
+        picture: dict[str, Any] = master.get("/admin/cluster")
+        here = picture["model"]["name"] == name
+        if here and picture["ready"]:
+            return True, ""
+        if not here and picture["next"] != name:
+            failed = (one["detail"] for one in picture["events"] if one["kind"] == "plan failed")
+            why = sanitised(next(failed, "requests of another model came first"))
+            raise PeerError(f"{name} is not served: {why}")
+        served, why = sanitised(picture["model"]["name"]), sanitised(picture["reason"])
+        return None, f"{served} serves until then" if picture["ready"] else why
+
+    def late(why: str) -> str:
+        return (
+            f"{name} is not served yet after {format_seconds(limit_s)}, but is next ({why}): run this again to keep "
+            "waiting, or add --now"
+        )
+
+    wait_for(look, limit_s, f"{name} is next", late)

@@ -79,10 +79,9 @@ def read_text(
 ) -> EvalText:
     """Reads windows that fit both models. `path`: None means the demo's held-out text, for the demo only. `context`: by
     default, the smaller of 2048 and the models' limit. `stride`: by default, half the context. Raises UserError."""
-    positions = model.context_tokens if reference is None else reference.context_tokens
-    context = (
-        min(model.context_tokens, positions, _CONTEXT) if context is None else check_context(model, context)
-    )
+    own = model.config.context_tokens
+    positions = own if reference is None else reference.config.context_tokens
+    context = min(own, positions, _CONTEXT) if context is None else check_context(model, context)
     if reference is not None and context > positions:
         raise UserError(
             f"--context {context} is out of range: the reference {reference.name} has 1 to {positions} positions"

@@ -117,7 +117,7 @@ def model_facts_of(model: PreparedModel, capacity_tokens: int = 0, name: str = "
 
 def check_context(model: PreparedModel, context: int) -> int:
     """Returns `context` (--context). Raises UserError if the model has fewer positions."""
-    limit = model.context_tokens
+    limit = model.config.context_tokens
     if not 1 <= context <= limit:
         raise UserError(f"--context {context} is out of range: the model has 1 to {limit} positions")
     return context
@@ -128,7 +128,7 @@ def chosen_context(model: PreparedModel, layout: Layout, wanted: int | None) -> 
     UserError."""
     if wanted is not None:
         return check_context(model, wanted)
-    own = model.context_tokens
+    own = model.config.context_tokens
     tokens = roomy_context(model, layout, own, min(4096, own))
     memory = f"of the model's {own} tokens fit in memory; --context sets another number"
     why = "tokens, all that the model has" if tokens == own else memory

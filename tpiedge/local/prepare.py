@@ -68,10 +68,6 @@ class PreparedModel:
         self._hold = PackHold(pack.path)
         mark_used(pack.path)
 
-    @property
-    def context_tokens(self) -> int:
-        return self.config.context_tokens
-
     def described(self) -> dict[str, str]:
         return {
             "model": self.name,

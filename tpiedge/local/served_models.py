@@ -15,7 +15,6 @@ from tpiedge.model.source import HubName, parse_hub_name
 from tpiedge.model.spec import config_of_pack
 from tpiedge.model.template import ChatTemplate
 from tpiedge.model.tokenizer import Tokenizer
-from tpiedge.pack.manifest import manifest_bytes, pack_id
 from tpiedge.pack.reader import Pack
 from tpiedge.wire.requests import Sampling
 
@@ -84,7 +83,7 @@ def _described(pack: Pack, name: str, context_tokens: int, created: float) -> Se
         family=config.model_type,
         precision=pack.precision.value,
         nbytes=pack.nbytes,
-        digest=pack_id(manifest_bytes(pack.path)),
+        digest=pack.id,
         ffn_part=config.ffn_part,
         vocab_size=config.vocab_size,
     )
@@ -146,7 +145,7 @@ class ServedModels:
         return self._called(bare)
 
     def packed(self, pack: str) -> ServedModel:
-        """Finds a model by its pack's id. Returns `first` if no pack has this id. May open the model."""
+        """Finds a model by its pack's id. Returns `first` for an unknown id. May open the model."""
         for one in tuple(self._opened.values()):
             if one.digest == pack:
                 return one

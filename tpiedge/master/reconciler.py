@@ -250,15 +250,7 @@ class Reconciler:
         present = {machine.name for machine in self._roster.present}
         gone = {machine.name for machine in self._roster.machines if not machine.present}
         departed = {name: reason for name, reason in self._spare.items() if name in gone}
-        refused = NotServing(f"{self.turns.wanted.served.name} cannot be served: {found.reason}")
-        missing = [one.heard for one in self._roster.machines if not one.present]
-        serving, pack = self._sessions.serving, self.turns.wanted.pack
-        lately = self._clock.now() - max([self._resumed, *missing]) < self._grace_s
-        again = lately and self._requests.has(pack)
-        loaded = serving is not None and serving.served.pack_id == pack
-        if found.reason and not loaded and self.turns.failed(pack, refused, again=again):
-            if not again:
-                self.history.failed(refused, serves=True)
+        if found.reason and self._returns(found.reason):
             self._planless, self._known = False, None  # a plan for the previous model is due
         elif found.reason:  # a serving session goes on
             waiting = dict.fromkeys(present, SpareReason("no plan", found.reason))
@@ -271,6 +263,18 @@ class Reconciler:
             self._spare = {**departed, **found.spare}
             self._apply(found)
         self._notify()
+
+    def _returns(self, reason: str) -> bool:
+        if self.selection.wanted is not None:
+            return False
+        wanted, missing = self.turns.wanted, [one.heard for one in self._roster.machines if not one.present]
+        lately = self._clock.now() - max([self._resumed, *missing]) < self._grace_s
+        again = lately and self._requests.has(wanted.pack)
+        refused = NotServing(f"{wanted.served.name} cannot be served: {reason}")
+        returns = self.turns.failed(wanted.pack, refused, again=again)
+        if returns and not again:
+            self.history.failed(refused, serves=True)
+        return returns
 
     def _notify(self) -> None:
         reasons = {**self._spare, **self.selection.excluded()}

@@ -7,7 +7,7 @@ from tpiedge.clock import Clock
 from tpiedge.master.assignments import Assignment, Assignments
 from tpiedge.master.loss_plans import plan_safely
 from tpiedge.master.roster import Machine, Roster
-from tpiedge.master.session import Phase
+from tpiedge.master.session import Phase, Session
 from tpiedge.master.session_manager import SessionManager
 from tpiedge.master.turns import Turns
 from tpiedge.master.workers import WorkerState
@@ -30,8 +30,7 @@ class Selection:
     def find(self, without: str = "") -> Assignments:
         """Makes a plan without the worker `without`. Workers that wait after a failure have a part only if necessary.
         Workers in `slow` take long to fetch weights. These workers are used last."""
-        now, wanted = self._sessions.serving, self._turns.wanted
-        serving = now.machines if now is not None and now.served.pack_id == wanted.pack else ()
+        serving = self.wanted.machines if self.wanted else ()
         able = [one for one in self.able() if one.name != without]
         awake = {one.name for one in self.awake(self.serving_on() if serving else ())}
         waiting = sorted((one for one in able if one.name not in awake), key=lambda one: one.standing.until)
@@ -39,7 +38,7 @@ class Selection:
         fewer = [frozenset(names[count:]) for count in range(len(names) + 1)]
         for shunned in dict.fromkeys([*(one | self.slow for one in fewer), *fewer]):
             machines = [one for one in able if one.name not in shunned]
-            found = plan_safely(wanted.plan, machines[:_MOST_WORKERS], serving)
+            found = plan_safely(self._turns.wanted.plan, machines[:_MOST_WORKERS], serving)
             beyond = {machine.name: _TOO_MANY for machine in machines[_MOST_WORKERS:]}
             found = replace(found, spare={**found.spare, **beyond})
             if not found.reason:
@@ -61,11 +60,14 @@ class Selection:
             return ()
         return serving.machines if {one.name for one in self.able()}.issuperset(serving.machines) else ()
 
+    @property
+    def wanted(self) -> Session | None:
+        serving = self._sessions.serving
+        return serving if serving and serving.served.pack_id == self._turns.wanted.pack else None
+
     def due(self, assignments: Sequence[Assignment]) -> float:
         """Returns when a plan may begin."""
-        serving = self._sessions.serving
-        same = serving is not None and serving.served.pack_id == self._turns.wanted.pack
-        kept = serving.assignments if serving is not None and same and self.serving_on() else ()
+        kept = self.wanted.assignments if self.wanted and self.serving_on() else ()
         found = [self._roster.own.due]
         for one in assignments:
             machine = self._roster.get(one.machine)

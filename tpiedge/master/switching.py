@@ -44,14 +44,14 @@ class Switching:
             return True
         if serving.halting:
             return serving.halting == coming.number
-        # The nodes of a new session take at least 1.5 s to get ready.
-        pause_s = max(1.5, serving.start_s) + self._plan_transfer(serving, coming)[1]
         usable = {one.name: one for one in self._selection.awake(self._selection.serving_on())}
         if not usable.keys() >= set(serving.machines):
             return True  # the serving session cannot go on
         limits = {"": own_bytes, **{name: one.offer.memory_bytes for name, one in usable.items()}}
         if any(one.planned_bytes > limits[one.machine] for one in serving.assignments):
             return True
+        # The nodes of a new session take at least 1.5 s to get ready.
+        pause_s = max(1.5, serving.start_s) + self._plan_transfer(serving, coming)[1]
         if serving.served.pack_id != coming.served.pack_id:
             return self._turns.over(serving, pause_s)
         if not serving.step_s:

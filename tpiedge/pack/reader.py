@@ -14,7 +14,7 @@ from tpiedge.errors import IntegrityError, UserError
 from tpiedge.pack.files import OpenFile, try_flock
 from tpiedge.pack.hashes import HashTable
 from tpiedge.pack.layout import BlobLayout, HashedRange, share_of_matrix
-from tpiedge.pack.manifest import BLOB_FOLDER, MANIFEST_NAME, load_manifest
+from tpiedge.pack.manifest import BLOB_FOLDER, MANIFEST_NAME, load_manifest, manifest_bytes, pack_id
 from tpiedge.pack.share import NodeShare
 from tpiedge.pack.specs import JSON, BlobKey, Precision
 
@@ -57,6 +57,10 @@ class Pack:
                     f"{blob} has {state.st_size} bytes instead of {expected}: delete the pack and pack again"
                 )
         return pack
+
+    @cached_property
+    def id(self) -> str:
+        return pack_id(manifest_bytes(self.path))
 
     @property
     def precision(self) -> Precision:

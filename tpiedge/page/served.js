@@ -10,7 +10,7 @@ const NO_ANSWER = 0;
 const NO_KEY = 401;
 
 export class Served {
-  // As the server describes them, each once; empty before they are known.
+  // As the server describes them, each once, the served one first; empty before they are known.
   models = [];
   // Why the server does not say, for the user to read; empty where it does.
   problem = "";
@@ -20,7 +20,6 @@ export class Served {
   unready = "";
   // Whether it said at last that it would answer.
   ready = false;
-  #serves = null;
   #changed;
   #asking = null;
   #timer = 0;
@@ -38,7 +37,7 @@ export class Served {
 
   // The model of that name; the one that is served where it is not offered. Null before it is known.
   model(name) {
-    return this.models.find((one) => isCalled(one, name)) ?? this.#serves;
+    return this.models.find((one) => isCalled(one, name)) ?? this.models[0] ?? null;
   }
 
   // The name of `model(name)`; what was learnt before will do. Throws Error where there is none.
@@ -55,8 +54,6 @@ export class Served {
       const { data } = await json("v1/models", { lateMs: LATE_MS, asking: () => this.#tell("") });
       const { models: [loaded] } = await json("api/ps", { lateMs: LATE_MS });
       this.models = data.filter(({ id }, index) => !data.slice(0, index).some((one) => isCalled(one, id)));
-      [this.#serves] = this.models;
-      this.#serves = this.model(loaded?.name);
       const { ready, reason } = await read(await request("ready", { lateMs: LATE_MS }));
       this.unready = !ready ? texts.chat.unready(reason) : loaded ? "" : texts.chat.asleep;
       this.keyless = false;

@@ -17,7 +17,7 @@ from tpiedge.clock import Clock, MonotonicClock
 from tpiedge.errors import PeerError, TpiedgeError, UserError
 from tpiedge.pack.files import OpenFile
 from tpiedge.pack.hashes import RECORD_BYTES
-from tpiedge.pack.manifest import MANIFEST_NAME, manifest_bytes, pack_id
+from tpiedge.pack.manifest import MANIFEST_NAME, manifest_bytes
 from tpiedge.pack.reader import Pack
 from tpiedge.sanitise import RateLimitedLog, sanitised_line
 from tpiedge.transport.endpoint import Endpoint, EndpointClosed, LinkReset, Unreachable
@@ -67,7 +67,7 @@ class ShipServer:
 
     def add(self, pack: Pack) -> None:
         """Serves one more pack. Thread-safe."""
-        self._packs[pack_id(manifest_bytes(pack.path))] = _files_of(pack)
+        self._packs[pack.id] = _files_of(pack)
 
     def start(self) -> None:
         self._thread.start()

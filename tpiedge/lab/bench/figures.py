@@ -16,8 +16,10 @@ from tpiedge.wire.requests import GenerationRequest
 
 
 def check_lengths(model: PreparedModel, prompt_tokens: int, tokens: int) -> None:
-    if prompt_tokens + tokens > model.context_tokens:
-        raise UserError(f"--prompt-tokens and --tokens exceed the model's {model.context_tokens} positions")
+    if prompt_tokens + tokens > model.config.context_tokens:
+        raise UserError(
+            f"--prompt-tokens and --tokens exceed the model's {model.config.context_tokens} positions"
+        )
 
 
 def check_names(flag: str, given: Sequence[str], known: Sequence[str]) -> None:

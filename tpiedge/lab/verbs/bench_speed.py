@@ -39,7 +39,7 @@ def speed(
     """Measure tokens per second of this computer alone. MODEL defaults to the bundled demo model."""
     model, layout = prepare(model_name or DEMO, precision, compute, cache), Layout(1, None, None, None)
     check_lengths(model, _PROMPT, _LEAST)
-    capacity = min(_PROMPT + _MOST, model.context_tokens)
+    capacity = min(_PROMPT + _MOST, model.config.context_tokens)
     tokens, decode_s = 0, 0.0
     with launch(model, layout, plan_cluster(model, layout, capacity), capacity) as cluster:
         first = ask(cluster, model, _PROMPT, _LEAST, keep=True)  # it also reads weights and the prompt

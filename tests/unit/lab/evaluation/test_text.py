@@ -54,10 +54,9 @@ def model(
         PreparedModel,
         SimpleNamespace(
             name=name,
-            context_tokens=positions,
             has_tokenizer=tokenizer,
             tokenizer=Letters(marked),
-            config=SimpleNamespace(vocab_size=vocab),
+            config=SimpleNamespace(vocab_size=vocab, context_tokens=positions),
         ),
     )
 
