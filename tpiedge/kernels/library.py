@@ -21,7 +21,7 @@ F32_BYTES: Final = 4
 
 # One weight of a product: w, y, is bf16, stride, rows.
 _WEIGHT = struct.Struct("=5q")
-# A quantised weight: data, y, bits, bytes from one unit to the next, rows, cols, rows of a unit, bias; exponent and
+# A quantised weight: data, y, format, bytes from one unit to the next, rows, cols, rows of a unit, bias; exponent and
 # `most` of the grid; floats from one row of y to the next.
 _PANELS = struct.Struct("=11q")
 # As the statuses in native/interface.h.
@@ -87,4 +87,6 @@ def pack_row_parallel(w: PanelMatrix, exponent: int, most: int, y: int = 0) -> b
 
 
 def _packed(w: PanelMatrix, y: int, *rest: int) -> bytes:
-    return _PANELS.pack(w.data_B.data_ptr(), y, w.bits, w.unit_nbytes, w.rows, w.cols, w.rows_per_unit, *rest)
+    return _PANELS.pack(
+        w.data_B.data_ptr(), y, w.format.number, w.unit_nbytes, w.rows, w.cols, w.rows_per_unit, *rest
+    )

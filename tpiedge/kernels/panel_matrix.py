@@ -6,7 +6,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from tpiedge.kernels.panels import OFFSETS, PanelShape
+from tpiedge.kernels.panels import PanelFormat, PanelShape
 
 
 @dataclass(frozen=True)
@@ -15,7 +15,7 @@ class PanelMatrix:
 
     #: Contiguous uint8.
     data_B: Tensor
-    bits: int
+    format: PanelFormat
     #: Outputs, or inputs if `transposed`.
     rows: int
     cols: int
@@ -26,16 +26,16 @@ class PanelMatrix:
     transposed: bool
 
     def __post_init__(self) -> None:
-        if self.bits not in OFFSETS or min(self.rows, self.cols) < 0 or self.rows_per_unit < 1:
+        if min(self.rows, self.cols) < 0 or self.rows_per_unit < 1:
             raise ValueError(
-                f"{self.rows} x {self.cols} weights of {self.bits} bits in units of {self.rows_per_unit}"
+                f"{self.rows} x {self.cols} weights in {self.format.name} in units of {self.rows_per_unit}"
             )
         if self.data_B.dtype is not torch.uint8 or self.data_B.dim() != 1 or not self.data_B.is_contiguous():
             raise ValueError(f"a quantised matrix of {list(self.data_B.shape)} {self.data_B.dtype}")
         last = self.units - 1
         needed = max(0, last) * self.unit_nbytes + (self.unit_shape(last).nbytes if self.units else 0)
         if self.data_B.numel() < needed or (self.units > 1 and self.unit_shape(0).nbytes > self.unit_nbytes):
-            raise ValueError(f"{self.rows} x {self.cols} weights of {self.bits} bits need {needed} bytes")
+            raise ValueError(f"{self.rows} x {self.cols} weights in {self.format.name} need {needed} bytes")
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -48,9 +48,9 @@ class PanelMatrix:
     def unit_shape(self, unit: int) -> PanelShape:
         rows = min(self.rows_per_unit, self.rows - unit * self.rows_per_unit)
         return (
-            PanelShape(self.bits, self.cols, rows)
+            PanelShape(self.format, self.cols, rows)
             if self.transposed
-            else PanelShape(self.bits, rows, self.cols)
+            else PanelShape(self.format, rows, self.cols)
         )
 
 

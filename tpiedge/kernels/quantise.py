@@ -1,4 +1,4 @@
-"""Quantises numbers to panels of integers with scales (panels.py) and back. No torch.
+"""Quantises numbers to panels in q4 or q8 (panels.py). No torch.
 
 A scale covers 32 inputs of an output (docs/kernels.md). Quantising again does not change numbers from panels or from
 GGUF's Q4_0 or Q8_0. Scales below 2^-14 are an exception.
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tpiedge.errors import UserError
-from tpiedge.kernels.panels import GROUP, OFFSETS, Array, PanelShape, split_output, split_panels
+from tpiedge.kernels.panels import Array, PanelShape
 from tpiedge.kernels.shared_library import KernelLibrary, kernel_library, why_missing
 
 _KINDS = {np.dtype(np.float32): 0, np.dtype(np.float16): 1, np.dtype(np.uint16): 2}
@@ -63,45 +63,8 @@ def quantise_unit(
     values_OI = values_OI if values_OI.strides[1] == values_OI.itemsize else np.ascontiguousarray(values_OI)
     error = _native_quantise(library, values_OI, shape, search, found)
     if error is None:
-        raise _refusal(values_OI, shape.bits)
+        raise _refusal(values_OI, shape.format.bits)
     return found, error
-
-
-def dequantise_unit(data: Array, shape: PanelShape) -> Array:
-    """Returns the panels as f32 [outputs, inputs]."""
-    panels = data[: shape.nbytes].reshape(shape.panels, shape.panel_nbytes)
-    return np.ascontiguousarray(_dequantise(*split_panels(panels, shape), shape)[: shape.outputs])
-
-
-def dequantise_output(panel: Array, shape: PanelShape, output: int) -> Array:
-    """Returns one output of a panel as f32 [inputs]."""
-    row: Array = _dequantise(*split_output(panel[: shape.panel_nbytes], shape, output), shape)[0]
-    return row
-
-
-def _dequantise(scales_PGr: Array, codes_PB: Array, shape: PanelShape) -> Array:
-    panels, _, outputs = scales_PGr.shape
-    lines = codes_PB.reshape(panels, -1, 4 * outputs)
-    if shape.bits == 4:
-        lines = np.stack((lines & 15, lines >> 4), 2)
-    # Transposed as words, because an output has four codes side by side.
-    words = lines.view("<u4").reshape(panels, -1, outputs).swapaxes(1, 2)
-    codes_PrI = np.ascontiguousarray(words).view(np.uint8)
-    steps_PrI = (codes_PrI - np.uint8(OFFSETS[shape.bits])).view(np.int8)
-    groups, rest = divmod(shape.inputs, GROUP)
-    whole = groups * GROUP
-    values_PrI = np.empty((panels, outputs, shape.inputs), np.float32)
-    by_groups = (panels, outputs, groups, GROUP)
-    with np.errstate(all="ignore"):  # a damaged file has any scale
-        scales_PrG = scales_PGr.swapaxes(1, 2).astype(np.float32)
-        np.multiply(
-            steps_PrI[..., :whole].reshape(by_groups),
-            scales_PrG[..., :groups, None],
-            out=values_PrI[..., :whole].reshape(by_groups),
-        )
-        if rest:
-            values_PrI[..., whole:] = steps_PrI[..., whole : shape.inputs] * scales_PrG[..., groups:]
-    return values_PrI.reshape(panels * outputs, shape.inputs)
 
 
 def _refusal(values_OI: Array, bits: int) -> CannotQuantise:
@@ -128,7 +91,7 @@ def _native_quantise(
         values_OI.strides[0] // values_OI.itemsize,
         shape.outputs,
         shape.inputs,
-        shape.bits,
+        shape.format.bits,
         search,
         out.ctypes.data,
         sums.ctypes.data,

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tpiedge.errors import UserError
-from tpiedge.kernels.panels import Array
+from tpiedge.kernels.panels import Array, PanelFormat
 from tpiedge.pack.dtypes import SourceDtype, bf16_from_f32
 from tpiedge.pack.source import OpenFiles, TensorSource
 from tpiedge.pack.specs import ModelSpec
@@ -46,8 +46,8 @@ class RandomTensor:
         place = rows.start, len(rows), len(cols)
         return random_rows(*what, *place, self.dtype, first_col=cols.start, std=self.std)
 
-    def codes(self, files: OpenFiles, rows: range, cols: range, bits: int) -> None:
-        del files, rows, cols, bits
+    def codes(self, files: OpenFiles, rows: range, cols: range, form: PanelFormat) -> None:
+        del files, rows, cols, form
 
 
 class RandomSource(TensorSource):

@@ -10,8 +10,7 @@ import torch
 
 from tpiedge.errors import IntegrityError
 from tpiedge.kernels.panel_matrix import PanelMatrix, Weight
-from tpiedge.kernels.panels import PANEL
-from tpiedge.kernels.quantise import dequantise_output
+from tpiedge.kernels.panels import PANEL, dequantise_output
 from tpiedge.memory.arena import DTYPES, Arena, as_matrix
 from tpiedge.memory.reader import DirectFile, DirectReader, grouped
 from tpiedge.memory.residency import Read
@@ -91,7 +90,7 @@ class PieceLoader:
             return as_matrix(stored, rows, layout.cols, layout.row_stride, DTYPES[layout.precision])
         return PanelMatrix(
             stored,
-            layout.precision.bits,
+            layout.precision.format,
             len(layout.rows_of(held.units)),
             layout.cols,
             layout.rows_per_unit,

@@ -9,7 +9,7 @@ from tpiedge.errors import UserError
 from tpiedge.model.folder import ConfigFields, parse_json
 from tpiedge.pack.layout import Storage
 from tpiedge.pack.panel_writer import Quality
-from tpiedge.pack.quantised import EXACT_BITS, WORD, BlockTensor, Int4Tensor
+from tpiedge.pack.quantised import WORD, BlockTensor, Int4Tensor, holds_exactly
 from tpiedge.pack.source import SourceTensor, StoredTensor
 from tpiedge.pack.specs import ModelSpec, Precision
 from tpiedge.sanitise import quote
@@ -119,7 +119,7 @@ def rounded_matrices(
             if isinstance(tensor, BlockTensor):
                 kind = tensor.kind
                 if quality is None and precision.quantised:
-                    is_rounded = EXACT_BITS.get(kind, 9) > precision.bits
+                    is_rounded = not holds_exactly(precision.format, kind)
             elif isinstance(tensor, Int4Tensor):
                 kind = tensor.scheme.upper()
             else:

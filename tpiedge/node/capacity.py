@@ -13,12 +13,12 @@ from torch import Tensor
 from tpiedge.host.device import available_memory_bytes, usable_cores
 from tpiedge.kernels.linear import Arithmetic, Linear
 from tpiedge.kernels.panel_matrix import PanelMatrix
-from tpiedge.kernels.panels import PANEL, PanelShape
+from tpiedge.kernels.panels import FORMATS, PANEL, PanelShape
 from tpiedge.units import MIB
 from tpiedge.wire.epochs import Capacity
 
 _COLUMNS = 2048
-_PANEL_BITS = 4
+_PANELS = FORMATS["q4"]
 # More than the caches of weak machines' processors.
 _BUFFER_BYTES = 96 * MIB
 
@@ -41,10 +41,10 @@ def measure(threads: int) -> Capacity:
 
 def _panel_bytes_per_s(linear: Linear, x_TI: Tensor, weights: Tensor) -> float:
     part = weights.view(torch.uint8).flatten()
-    panel = PanelShape(_PANEL_BITS, PANEL, _COLUMNS)
+    panel = PanelShape(_PANELS, PANEL, _COLUMNS)
     panels = part.nbytes // panel.nbytes
     rows = panels * PANEL
-    matrix = PanelMatrix(part, _PANEL_BITS, rows, _COLUMNS, rows, 0, transposed=False)
+    matrix = PanelMatrix(part, _PANELS, rows, _COLUMNS, rows, 0, transposed=False)
     return panels * panel.nbytes / _usual_s(lambda: linear.project(x_TI, matrix), 0.1)
 
 

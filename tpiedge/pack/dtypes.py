@@ -3,12 +3,11 @@
 Conversions to bf16 round to the nearest number, ties to even. A NaN stays a NaN. Other conversions are exact.
 """
 
-from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from tpiedge.kernels.panels import GROUP, OFFSETS, Array
+from tpiedge.kernels.panels import Array
 from tpiedge.pack.specs import Precision
 
 SourceDtype: TypeAlias = Literal["F32", "F16", "BF16"]
@@ -57,43 +56,3 @@ def convert(array: Array, dtype: SourceDtype, precision: Precision) -> Array:
     if target == "F32":
         return f32_from_bf16(array) if dtype == "BF16" else array.astype(np.float32)
     return bf16_from_f32(array)
-
-
-@dataclass(frozen=True)
-class Codes:
-    """Weights as integers: weight (o, i) is scales_OG[o, i // 32] * (codes_OI[o, i] - OFFSETS[bits]). Codes are uint8,
-    scales float16."""
-
-    bits: int
-    codes_OI: Array
-    scales_OG: Array
-
-    @property
-    def nbytes(self) -> int:
-        return self.codes_OI.nbytes + self.scales_OG.nbytes
-
-    def __getitem__(self, part: slice | tuple[slice, slice]) -> "Codes":
-        """Slices outputs, or outputs and inputs. The first input must begin a group."""
-        outputs, inputs = part if isinstance(part, tuple) else (part, slice(None))
-        first, stop, _ = inputs.indices(self.codes_OI.shape[1])
-        if first % GROUP:
-            raise ValueError(f"input {first} is inside a group of {GROUP}")
-        groups = slice(first // GROUP, -(-stop // GROUP))
-        return Codes(self.bits, self.codes_OI[outputs, first:stop], self.scales_OG[outputs, groups])
-
-    def values(self) -> Array:
-        """Returns the exact weights as float32 [O, I]."""
-        outputs, inputs = self.codes_OI.shape
-        groups = self.scales_OG.shape[1]
-        padded = np.zeros((outputs, groups * GROUP), np.float32)
-        padded[:, :inputs] = self.codes_OI
-        padded[:, :inputs] -= np.float32(OFFSETS[self.bits])
-        grouped = padded.reshape(outputs, groups, GROUP)
-        with np.errstate(all="ignore"):  # a damaged file has any scale
-            grouped *= self.scales_OG.astype(np.float32)[:, :, None]
-        return padded[:, :inputs]
-
-    def squares(self) -> float:
-        steps = range(0, len(self.codes_OI), 64)  # so that their weights stay in the cache
-        parts = (self[first : first + 64].values().reshape(-1) for first in steps)
-        return float(sum(np.dot(part, part) for part in parts))

@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from tpiedge.errors import UserError
-from tpiedge.kernels.panels import PANEL, Array, PanelShape
-from tpiedge.kernels.quantise import dequantise_unit
+from tpiedge.kernels.panels import PANEL, Array, PanelShape, dequantise_unit
 from tpiedge.pack.dtypes import NUMPY, STORED, SourceDtype
 from tpiedge.pack.files import (
     OpenFile,
@@ -166,6 +165,6 @@ def _panels(matrix: PanelLayout, unit: int, first: int, count: int, file: OpenFi
     """Reads up to `count` panels of a unit as [outputs, inputs]."""
     whole = matrix.shape(unit)
     outputs = min(count * PANEL, whole.outputs - first * PANEL)
-    shape = PanelShape(whole.bits, outputs, whole.inputs)
+    shape = PanelShape(whole.format, outputs, whole.inputs)
     offset = matrix.span(unit, unit + 1)[0] + first * whole.panel_nbytes
     return dequantise_unit(file.array(offset, (shape.nbytes,), np.dtype(np.uint8)), shape)

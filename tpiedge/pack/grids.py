@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 
 from tpiedge.errors import ProtocolError, UserError
-from tpiedge.kernels.panels import split_panels
+from tpiedge.kernels.panels import Codes
 from tpiedge.pack.files import OpenFile
 from tpiedge.pack.layout import MatrixLayout, PanelLayout
 from tpiedge.pack.reader import Pack
@@ -60,7 +60,7 @@ def _of_matrix(file: OpenFile, matrix: MatrixLayout) -> int:
         for panel in _spread(shape.panels, 4):
             place = offset + panel * shape.panel_nbytes
             stored = file.array(place, (1, shape.panel_nbytes), np.dtype(np.uint8))
-            scales, _ = split_panels(stored, shape)
+            scales, _ = Codes.of_panels(stored, shape).factors()
             squares.extend(float(scale) ** 2 for scale in scales.ravel() if np.isfinite(scale))
     # fsum rounds once, so every computer gets the same sum.
     mean = math.fsum(squares) / max(1, len(squares))

@@ -121,7 +121,7 @@ class PanelLayout(MatrixLayout, frozen=True, kw_only=True, dict=True):
     def shape(self, unit: int) -> PanelShape:
         rows = self.unit_rows(unit)
         outputs, inputs = (self.cols, rows) if self.transposed else (rows, self.cols)
-        return PanelShape(self.precision.bits, outputs, inputs)
+        return PanelShape(self.precision.format, outputs, inputs)
 
     def unit_nbytes(self, unit: int) -> int:
         return whole_pages(self.shape(unit).nbytes)

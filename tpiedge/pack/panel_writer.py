@@ -18,9 +18,9 @@ import msgspec
 import numpy as np
 
 from tpiedge.errors import UserError
-from tpiedge.kernels.panels import GROUP, PANEL, Array, PanelShape, join_panels
+from tpiedge.kernels.panels import GROUP, Array, Codes
 from tpiedge.kernels.quantise import CannotQuantise, QuantisationError, quantise_unit
-from tpiedge.pack.dtypes import NUMPY, Codes
+from tpiedge.pack.dtypes import NUMPY
 from tpiedge.pack.files import Closable, open_regular
 from tpiedge.pack.layout import PanelLayout
 from tpiedge.pack.source import TensorSource
@@ -105,7 +105,7 @@ class _Job:
             values_OI = self.values[:, rows] if matrix.transposed else self.values[rows]
             into = stored[number * matrix.unit_nbytes(0) :][: shape.nbytes]
             if isinstance(values_OI, Codes):
-                into[:] = panels_of(values_OI, shape)
+                into[:] = values_OI.panels(shape)
                 total += QuantisationError(signal=values_OI.squares())
                 continue
             try:
@@ -140,28 +140,10 @@ def _read(matrix: PanelLayout, units: range, source: TensorSource) -> Array | Co
         rows, cols = cols, rows
     # Groups begin with units in the pack, but perhaps not in the source.
     if not matrix.transposed or len(units) == 1 or matrix.rows_per_unit % GROUP == 0:
-        codes = source.read_codes(matrix.source, rows, cols, matrix.precision.bits)
+        codes = source.read_codes(matrix.source, rows, cols, matrix.precision.format)
         if codes is not None:
             return codes
     return source.read(matrix.source, rows, cols)
-
-
-def panels_of(codes: Codes, shape: PanelShape) -> Array:
-    """Returns a unit's panels (kernels/panels.py) as uint8 [shape.nbytes]."""
-    if codes.codes_OI.shape != (shape.outputs, shape.inputs) or codes.bits != shape.bits:
-        raise ValueError(f"codes of {codes.codes_OI.shape} and {codes.bits} bits are not a unit of {shape}")
-    scales = np.zeros((shape.panels * PANEL, shape.groups), np.dtype("<f2"))
-    scales[: shape.outputs] = codes.scales_OG
-    padded = np.zeros((shape.panels * PANEL, shape.padded_inputs), np.uint8)
-    padded[: shape.outputs, : shape.inputs] = codes.codes_OI
-    wide = {8: 4, 4: 8}[shape.bits]  # inputs of a block
-    blocks: Array = padded.reshape(shape.panels, PANEL, shape.padded_inputs // wide, wide).swapaxes(1, 2)
-    if shape.bits == 4:
-        blocks = blocks[..., :4] | (blocks[..., 4:] << 4)
-    blocks = np.ascontiguousarray(blocks).reshape(shape.panels, -1)
-    unit = np.empty((shape.panels, shape.panel_nbytes), np.uint8)
-    join_panels(scales.reshape(shape.panels, PANEL, shape.groups).swapaxes(1, 2), blocks, shape, unit)
-    return unit.reshape(-1)
 
 
 QUALITY_NAME = "quality.json"

@@ -9,8 +9,8 @@ import msgspec
 import numpy as np
 
 from tpiedge.errors import UserError
-from tpiedge.kernels.panels import GROUP, OFFSETS, Array
-from tpiedge.pack.dtypes import NUMPY, Codes, SourceDtype, f32_from_bf16
+from tpiedge.kernels.panels import FORMATS, GROUP, Array, Codes, PanelFormat, Scales
+from tpiedge.pack.dtypes import NUMPY, SourceDtype, f32_from_bf16
 from tpiedge.pack.source import OpenFiles, SourceTensor, StoredTensor
 
 BLOCKS: Mapping[str, tuple[int, int]] = MappingProxyType(
@@ -18,22 +18,28 @@ BLOCKS: Mapping[str, tuple[int, int]] = MappingProxyType(
         "F32": (1, 4), "F16": (1, 2), "BF16": (1, 2),
         "Q4_0": (32, 18), "Q4_1": (32, 20), "Q5_0": (32, 22), "Q5_1": (32, 24), "Q8_0": (32, 34),
         "Q2_K": (256, 84), "Q3_K": (256, 110), "Q4_K": (256, 144), "Q5_K": (256, 176), "Q6_K": (256, 210),
-        "IQ4_NL": (32, 18), "IQ4_XS": (256, 136),
+        "IQ4_NL": (32, 18), "IQ4_XS": (256, 136), "MXFP4": (32, 17),
     }
 )  # fmt: skip
 """Type -> (weights, bytes) of a block."""
 
-EXACT_BITS: Mapping[str, int] = MappingProxyType({"Q4_0": 4, "Q8_0": 8})
-"""Type -> bits of the pack's precision that holds the type exactly."""
+FORMAT_OF: Mapping[str, PanelFormat] = MappingProxyType(
+    {"Q8_0": FORMATS["q8"], "Q4_0": FORMATS["q4"]}
+    | {kind: FORMATS[kind.lower()] for kind in BLOCKS if kind.lower() in FORMATS}
+)
+"""Type -> the panels' format that holds the type exactly."""
+
+
+def holds_exactly(form: PanelFormat, kind: str) -> bool:
+    """Whether panels in the format hold all weights of a type exactly."""
+    return FORMAT_OF.get(kind) is form or (kind == "Q4_0" and form is FORMATS["q8"])
 
 
 class BlockTensor(msgspec.Struct, frozen=True):
     """A tensor whose rows consist of blocks of GGUF's type `kind`. If `paired` is not 0, `read` permutes the rows or a
     vector's numbers.
 
-    A block of Q4_0 has an f16 scale d, then 16 bytes. The lower four bits of byte j are weight j's code. The upper four
-    bits are the code of weight 16 + j. A weight is d * (code - 8). A block of Q8_0 has d and 32 signed bytes. Blocks of
-    other types become f32.
+    Types of FORMAT_OF keep their codes; blocks of other types become f32.
     """
 
     kind: str = msgspec.field(name="blocks")
@@ -67,14 +73,15 @@ class BlockTensor(msgspec.Struct, frozen=True):
         first, raw = self._blocks(files, rows, cols)
         return np.ascontiguousarray(_decoded(self.kind, raw)[:, first : first + len(cols)])
 
-    def codes(self, files: OpenFiles, rows: range, cols: range, bits: int) -> Codes | None:
-        if len(self.shape) == 1 or cols.start % GROUP or EXACT_BITS.get(self.kind, bits + 1) > bits:
+    def codes(self, files: OpenFiles, rows: range, cols: range, form: PanelFormat) -> Codes | None:
+        if len(self.shape) == 1 or cols.start % GROUP or not holds_exactly(form, self.kind):
             return None
-        _, raw = self._blocks(files, rows, cols)
+        first, raw = self._blocks(files, rows, cols)
         found = _codes(self.kind, raw)
-        if found.bits < bits:
-            found = Codes(8, found.codes_OI + np.uint8(128 - 8), found.scales_OG)
-        return found[:, : len(cols)] if np.isfinite(found.scales_OG).all() else None
+        if found.format is not form:
+            found = Codes(form, found.codes_OI + np.uint8(form.offset - found.format.offset), found.scales_OG)
+        found = found[:, first : first + len(cols)]
+        return found if found.finite() else None
 
     def _blocks(self, files: OpenFiles, rows: range, cols: range) -> tuple[int, Array]:
         """Returns (place of `cols.start` in its block, the rectangle's blocks)."""
@@ -105,7 +112,7 @@ def _decoded(kind: str, raw_RB: Array) -> Array:
     if kind in NUMPY:
         plain: Array = raw_RB.view(NUMPY[kind])
         return plain
-    if kind in EXACT_BITS:
+    if kind in FORMAT_OF:
         return _codes(kind, raw_RB).values()
     from gguf import GGMLQuantizationType  # slow to import, and seldom needed
     from gguf.quants import dequantize
@@ -116,14 +123,60 @@ def _decoded(kind: str, raw_RB: Array) -> Array:
 
 
 def _codes(kind: str, raw_RB: Array) -> Codes:
-    rows = raw_RB.shape[0]
-    blocks = raw_RB.reshape(rows, -1, BLOCKS[kind][1])
-    scales = np.ascontiguousarray(blocks[:, :, :2]).view("<f2").reshape(rows, -1)
-    data = blocks[:, :, 2:]
-    if kind == "Q8_0":
-        return Codes(8, (data ^ np.uint8(128)).reshape(rows, -1), scales)
-    halves = np.concatenate((data & np.uint8(15), data >> np.uint8(4)), axis=2)
-    return Codes(4, halves.reshape(rows, -1, GROUP).reshape(rows, -1), scales)
+    """Reads blocks, uint8 [rows, bytes], of a type of FORMAT_OF (ggml-common.h has the types' structs)."""
+    (per_block, nbytes), form, rows = BLOCKS[kind], FORMAT_OF[kind], len(raw_RB)
+    blocks = raw_RB.reshape(rows, -1, nbytes)
+    scales = np.zeros((rows, blocks.shape[1], per_block // GROUP), form.scales.dtype)
+
+    def halves(at: int) -> Array:
+        return np.ascontiguousarray(blocks[:, :, at : at + 2]).view("<f2")
+
+    if form.scales is Scales.POWERS:
+        scales["e"], at = blocks[:, :, :1], 1
+    elif form.scales is Scales.HALVES:
+        scales["d"], at = halves(nbytes - 2), 0
+        scales["s"] = blocks[:, :, -18:-2].view(np.int8).reshape(*scales.shape, 2)
+    elif form.scales is Scales.TWO_LEVELS:
+        scales["d"], scales["d_min"], at = halves(0), halves(2), 16
+        first, second, both = (blocks[:, :, start : start + 4] for start in (4, 8, 12))
+        scales["s"][..., :4], scales["m"][..., :4] = first & 63, second & 63
+        scales["s"][..., 4:] = both & 15 | first >> 6 << 4
+        scales["m"][..., 4:] = both >> 4 | second >> 6 << 4
+    else:
+        scales["s"], at = halves(0), 2
+        if form.scales is Scales.WITH_MINIMUM:
+            scales["m"], at = halves(2), 4
+    return Codes(form, _places(form, blocks, at).reshape(rows, -1), scales.reshape(rows, -1))
+
+
+def _places(form: PanelFormat, blocks: Array, at: int) -> Array:
+    """Reads the codes of blocks, in order, that begin at byte `at`."""
+    data: Array = blocks[:, :, at:]
+    shape = data.shape[:2]
+    if form.bits == 8:
+        signed: Array = data ^ np.uint8(128)
+        return signed
+    upper: Array = np.zeros(1, np.uint8)
+    if form.scales is Scales.HALVES:  # of 128 weights: 64 bytes, then two bits of each in 32
+        upper = _fields(data[:, :, 128:192].reshape(*shape, 2, 1, 32), 2)
+        nibbles = _fields(data[:, :, :128].reshape(*shape, 2, 1, 64), 4).reshape(upper.shape)
+    elif form.scales is Scales.TWO_LEVELS:
+        if form.bits == 5:
+            upper, data = _fields(data[:, :, None, :32], 1), data[:, :, 32:]
+        nibbles = _fields(data.reshape(*shape, 4, 1, 32), 4).reshape(*shape, 8, 32)
+    else:
+        if form.bits == 5:
+            upper, data = np.unpackbits(data[:, :, :4], axis=2, bitorder="little"), data[:, :, 4:]
+        nibbles = _fields(data[:, :, None], 4).reshape(*shape, -1)
+    found: Array = nibbles | upper << 4
+    return found
+
+
+def _fields(data: Array, bits: int) -> Array:
+    """Returns the fields of bytes [..., 1, n] as [..., 8 / bits, n], the lowest first."""
+    shifts = np.arange(0, 8, bits).astype(np.uint8)[:, None]
+    found: Array = data >> shifts & np.uint8((1 << bits) - 1)
+    return found
 
 
 WORD = 8
@@ -181,22 +234,27 @@ class Int4Tensor(msgspec.Struct, frozen=True):
                 values[part] *= scales[part, groups]
         return values
 
-    def codes(self, files: OpenFiles, rows: range, cols: range, bits: int) -> Codes | None:
+    def codes(self, files: OpenFiles, rows: range, cols: range, form: PanelFormat) -> Codes | None:
         groups = self._groups(files)[cols.start : cols.stop]
         firsts = groups[::GROUP]
         if not np.array_equal(np.repeat(firsts, GROUP)[: len(groups)], groups):
             return None
-        scales, zeros = self._scales(files, rows)[:, firsts], self._zeros(files, rows)
+        scales, zeros = self._scales(files, rows)[:, firsts], self._zeros(files, rows)[:, firsts]
         with np.errstate(over="ignore"):
             halves = scales.astype(np.float16)
         if not np.array_equal(halves.astype(np.float32), scales) or not np.isfinite(halves).all():
             return None
-        if bits == 4:
-            return Codes(4, self._codes(files, rows, cols), halves) if (zeros == OFFSETS[4]).all() else None
-        wide = self._codes(files, rows, cols)
-        wide += np.uint8(OFFSETS[8])
-        wide -= zeros[:, groups]
-        return Codes(8, wide, halves)
+        records = np.zeros(halves.shape, form.scales.dtype)
+        records["s"] = halves
+        codes = self._codes(files, rows, cols)
+        if form is FORMATS["q4_zero"]:
+            records["z"] = zeros
+        elif form is FORMATS["q8"]:
+            codes += np.uint8(form.offset)
+            codes -= np.repeat(zeros, GROUP, axis=1)[:, : len(groups)]
+        elif form is not FORMATS["q4"] or (zeros != form.offset).any():
+            return None
+        return Codes(form, codes, records)
 
     def _codes(self, files: OpenFiles, rows: range, cols: range) -> Array:
         if self.scheme == "awq":

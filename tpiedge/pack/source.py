@@ -13,8 +13,8 @@ import msgspec
 import numpy as np
 
 from tpiedge.errors import UserError
-from tpiedge.kernels.panels import Array
-from tpiedge.pack.dtypes import NUMPY, Codes, SourceDtype
+from tpiedge.kernels.panels import Array, Codes, PanelFormat
+from tpiedge.pack.dtypes import NUMPY, SourceDtype
 from tpiedge.pack.files import OpenFile
 from tpiedge.pack.layout import ALIGN, whole_pages
 from tpiedge.pack.specs import JSON
@@ -91,9 +91,8 @@ class StoredTensor(Protocol):
         """Returns the rectangle [rows, cols], in numbers of `dtype`. A vector is one row."""
         ...
 
-    def codes(self, files: OpenFiles, rows: range, cols: range, bits: int) -> Codes | None:
-        """Returns the rectangle's integers as exact codes of `bits` bits with finite scales, or None if that is
-        impossible."""
+    def codes(self, files: OpenFiles, rows: range, cols: range, form: PanelFormat) -> Codes | None:
+        """Returns the rectangle exactly in the format, with finite scales, or None if that is impossible."""
         ...
 
 
@@ -122,8 +121,8 @@ class SourceTensor(msgspec.Struct, frozen=True, array_like=True):
         offset = self.offset + rows.start * stride + cols.start * dtype.itemsize
         return files[self.file].strided(offset, stride, (len(rows), len(cols)), dtype)
 
-    def codes(self, files: OpenFiles, rows: range, cols: range, bits: int) -> Codes | None:
-        del files, rows, cols, bits
+    def codes(self, files: OpenFiles, rows: range, cols: range, form: PanelFormat) -> Codes | None:
+        del files, rows, cols, form
         return None
 
 
@@ -171,8 +170,8 @@ class TensorSource:
         rows = range(height) if rows is None else rows
         return tensor.read(self._files, rows, range(width) if cols is None else cols)
 
-    def read_codes(self, name: str, rows: range, cols: range, bits: int) -> Codes | None:
-        return self._tensor(name).codes(self._files, rows, cols, bits)
+    def read_codes(self, name: str, rows: range, cols: range, form: PanelFormat) -> Codes | None:
+        return self._tensor(name).codes(self._files, rows, cols, form)
 
     def close(self) -> None:
         self._files.close()

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from tpiedge.errors import UserError
+from tpiedge.kernels.panels import FORMATS, PanelFormat
 
 BlobKey: TypeAlias = int | Literal["embedding", "head"]
 JSON: TypeAlias = Union[bool, int, float, str, "Sequence[JSON]", "Mapping[str, JSON]", None]
@@ -20,21 +21,36 @@ _Rows = Annotated[int, Meta(ge=1, le=1 << 26)]
 
 
 class Precision(Enum):
-    """The storage of weights, named as in flags, manifests and messages."""
+    """The storage of weights, named as in flags, manifests and messages. Nothing is rounded to what follows q4: packs
+    only keep it as a source has it."""
 
     F32 = "f32"
     BF16 = "bf16"
     Q8 = "q8"
     Q4 = "q4"
+    Q4_1 = "q4_1"
+    Q4_ZERO = "q4_zero"
+    Q4_K = "q4_k"
+    Q5_0 = "q5_0"
+    Q5_1 = "q5_1"
+    Q5_K = "q5_k"
+    Q6_K = "q6_k"
+    IQ4_NL = "iq4_nl"
+    MXFP4 = "mxfp4"
 
     @property
     def bits(self) -> int:
         """Bits of one stored weight without its scale."""
-        return {"f32": 32, "bf16": 16, "q8": 8, "q4": 4}[self.value]
+        return self.format.bits if self.quantised else {"f32": 32, "bf16": 16}[self.value]
 
     @property
     def quantised(self) -> bool:
-        return self in (Precision.Q8, Precision.Q4)
+        return self.value in FORMATS
+
+    @property
+    def format(self) -> PanelFormat:
+        """The layout of quantised weights. Raises KeyError for numbers."""
+        return FORMATS[self.value]
 
     @property
     def of_vectors(self) -> "Precision":

@@ -12,7 +12,7 @@ from tpiedge.engine.drawing import Head, MeanState
 from tpiedge.errors import UserError
 from tpiedge.kernels.linear import Arithmetic, Linear
 from tpiedge.kernels.panel_matrix import PanelMatrix, Weight
-from tpiedge.kernels.panels import PanelShape
+from tpiedge.kernels.panels import FORMATS, PanelShape
 from tpiedge.kernels.quantise import quantise_unit
 from tpiedge.kernels.shared_library import kernel_library
 from tpiedge.memory.weights import NodeWeights
@@ -39,9 +39,11 @@ class Tiles:
         rows = self.weight[first : first + TILE]
         if self.bits is None:
             return rows
-        shape = PanelShape(self.bits, *rows.shape)
+        shape = PanelShape(FORMATS[f"q{self.bits}"], *rows.shape)
         data, _ = quantise_unit(rows.numpy(), shape)
-        return PanelMatrix(torch.from_numpy(data), self.bits, *rows.shape, TILE, shape.nbytes, False)
+        return PanelMatrix(
+            torch.from_numpy(data), FORMATS[f"q{self.bits}"], *rows.shape, TILE, shape.nbytes, False
+        )
 
     @property
     def vectors(self) -> Mapping[str, Mapping[str, torch.Tensor]]:

@@ -24,6 +24,7 @@ from tpiedge.kernels.kv_format import KVFormat
 from tpiedge.kernels.kv_pages import PageLayout, Spans
 from tpiedge.kernels.library import Pool
 from tpiedge.kernels.panel_matrix import PanelMatrix
+from tpiedge.kernels.panels import FORMATS
 from tpiedge.model.rope import RopeConfig, rope_frequencies
 from tpiedge.pack.share import Share, kv_share
 from tpiedge.wire.fields import KVPrecision
@@ -61,7 +62,7 @@ def matrix(seed: int, bits: int, rows: int, cols: int, rows_per_unit: int, trans
         scales = (whole % 9 + 8) * (1 - 2 * (whole >> 8 & 1)) / (1 << (6 + bits))
         blobs.append(lay_out(codes, scales.astype(np.float16), bits))
     data_B = torch.frombuffer(bytearray(b"".join(blobs)), dtype=torch.uint8)
-    return PanelMatrix(data_B, bits, rows, cols, rows_per_unit, len(blobs[0]), transposed)
+    return PanelMatrix(data_B, FORMATS[f"q{bits}"], rows, cols, rows_per_unit, len(blobs[0]), transposed)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import numpy.typing as npt
 import torch
 
 from tpiedge.kernels.panel_matrix import PanelMatrix
+from tpiedge.kernels.panels import FORMATS
 
 F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
@@ -67,7 +68,7 @@ def _matrix(
     data = b"".join(blob.ljust(unit_nbytes, b"\xff") for blob in blobs[:-1]) + b"".join(blobs[-1:])
     data_B = torch.empty(len(data), dtype=torch.uint8)
     data_B[:] = torch.tensor(list(data), dtype=torch.uint8)
-    return PanelMatrix(data_B, bits, rows, cols, rows_per_unit, unit_nbytes, transposed)
+    return PanelMatrix(data_B, FORMATS[f"q{bits}"], rows, cols, rows_per_unit, unit_nbytes, transposed)
 
 
 def lay_out(codes: npt.NDArray[np.int64], scales: npt.NDArray[np.float16], bits: int) -> bytes:
@@ -127,7 +128,7 @@ def sides(w: PanelMatrix) -> tuple[int, int]:
 def share_of(w: PanelMatrix, start: int, stop: int) -> PanelMatrix:
     first, last = (min(unit * w.rows_per_unit, w.rows) for unit in (start, stop))
     data_B = w.data_B[start * w.unit_nbytes : stop * w.unit_nbytes]
-    return PanelMatrix(data_B, w.bits, last - first, w.cols, w.rows_per_unit, w.unit_nbytes, w.transposed)
+    return PanelMatrix(data_B, w.format, last - first, w.cols, w.rows_per_unit, w.unit_nbytes, w.transposed)
 
 
 def quantise_activations(x: F32) -> tuple[npt.NDArray[np.int64], F32]:

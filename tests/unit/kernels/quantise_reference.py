@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tpiedge.kernels.panels import GROUP, OFFSETS, PANEL, Array, PanelShape, join_panels
+from tpiedge.kernels.panels import GROUP, PANEL, Array, Codes, PanelShape
 from tpiedge.kernels.quantise import QuantisationError
 
 _DIVISORS = {8: (-127.0,), 4: (8.0, 7.0, 7.5, 8.5, 9.0, 9.5)}
@@ -14,16 +14,20 @@ _CODES = {8: (-127, 127), 4: (-8, 7)}
 def quantise_by_numpy(
     values_OI: Array, shape: PanelShape, search: bool, out: Array
 ) -> QuantisationError | None:
-    panels = out.reshape(shape.panels, shape.panel_nbytes)
     w_PGir = _by_groups(values_OI, shape.panels)
     with np.errstate(all="ignore"):
-        scales_PGr, code_PGir, error_PGr = _choose(w_PGir, shape.bits, search)
+        scales_PGr, code_PGir, error_PGr = _choose(w_PGir, shape.format.bits, search)
     if not (np.isfinite(w_PGir).all() and np.isfinite(scales_PGr).all()):
         return None
-    codes = (code_PGir.reshape(shape.panels, -1, PANEL) + np.float32(OFFSETS[shape.bits])).astype(np.uint8)
-    codes[:, shape.inputs :] = 0
-    codes[-1, :, shape.outputs - (shape.panels - 1) * PANEL :] = 0
-    join_panels(scales_PGr, _pack(codes, shape.bits)[:, : shape.codes_nbytes], shape, panels)
+    codes = (code_PGir + np.float32(shape.format.offset)).astype(np.uint8)
+    codes_OI = codes.reshape(shape.panels, -1, PANEL).swapaxes(1, 2).reshape(shape.panels * PANEL, -1)
+    scales = np.ascontiguousarray(scales_PGr.swapaxes(1, 2)).view(shape.format.scales.dtype)
+    of_outputs = Codes(
+        shape.format,
+        codes_OI[: shape.outputs, : shape.inputs],
+        scales.reshape(shape.panels * PANEL, -1)[: shape.outputs],
+    )
+    out[:] = of_outputs.panels(shape)
     signal = float(np.square(w_PGir, dtype=np.float64).sum())
     return QuantisationError(signal, float(error_PGr.sum(dtype=np.float64)))
 
@@ -77,14 +81,6 @@ def _fitting(w_PGir: Array, code_PGir: Array) -> Array:
         over += w_PGir[:, :, i] * code_PGir[:, :, i]
         under += code_PGir[:, :, i] * code_PGir[:, :, i]
     return np.where(under == 0, np.float32(0), over / under)
-
-
-def _pack(codes: Array, bits: int) -> Array:
-    """[panels, inputs, 16] of uint8 -> their bytes."""
-    quads = codes.reshape(len(codes), -1, 4, PANEL).transpose(0, 1, 3, 2)  # [panels, quads, 16, 4]
-    if bits == 4:
-        quads = quads[:, 0::2] | quads[:, 1::2] << 4
-    return quads.reshape(len(codes), -1)
 
 
 def wide(values: Array) -> Array:

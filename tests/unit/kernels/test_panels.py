@@ -26,8 +26,7 @@ from tpiedge.kernels.grid import Grid
 from tpiedge.kernels.library import Pool, pack_panels, pack_row_parallel
 from tpiedge.kernels.linear import Arithmetic, Linear
 from tpiedge.kernels.panel_matrix import PanelMatrix
-from tpiedge.kernels.panels import PanelShape
-from tpiedge.kernels.quantise import dequantise_unit
+from tpiedge.kernels.panels import FORMATS, PanelShape, dequantise_unit
 
 INT8 = Arithmetic.INT8
 BITS = [4, 8]
@@ -70,7 +69,7 @@ def test_native_products_have_the_bits_of_the_definition(
 @pytest.mark.parametrize(("outputs", "inputs"), [(1, 1), (16, 32), (17, 33), (100, 100), (40, 72)])
 def test_dequantised_panels_equal_the_reference_values(outputs: int, inputs: int, bits: int) -> None:
     w = random_matrix(np.random.default_rng(1), bits, outputs, inputs, outputs, False)
-    shape = PanelShape(bits, outputs, inputs)
+    shape = PanelShape(FORMATS[f"q{bits}"], outputs, inputs)
     assert w.matrix.data_B.numel() == shape.nbytes
     read = dequantise_unit(w.matrix.data_B.numpy(), shape)
     assert np.array_equal(read, w.values.astype(np.float32))
@@ -81,7 +80,7 @@ def test_every_scale_is_widened_exactly(isa: str) -> None:
     scales = np.arange(1 << 16, dtype=np.uint16).view(np.float16)[:, None]
     codes = np.full((1 << 16, 1), 9)
     data = torch.from_numpy(np.frombuffer(lay_out(codes, scales, 4), np.uint8).copy())
-    matrix = PanelMatrix(data, 4, 1 << 16, 1, 1 << 16, 0, False)
+    matrix = PanelMatrix(data, FORMATS["q4"], 1 << 16, 1, 1 << 16, 0, False)
     with opened(isa, INT8) as linear:
         y = linear.project(torch.full((1, 1), 127.0), matrix)[0].numpy()
     with np.errstate(invalid="ignore"):
@@ -96,7 +95,7 @@ def test_largest_codes_do_not_overflow(bits: int, transposed: bool) -> None:
         data = lay_out(np.full((16, 64), code), np.ones((16, 2), np.float16), bits)
         rows, cols = (64, 16) if transposed else (16, 64)
         matrix = PanelMatrix(
-            torch.tensor(list(data), dtype=torch.uint8), bits, rows, cols, rows, 0, transposed
+            torch.tensor(list(data), dtype=torch.uint8), FORMATS[f"q{bits}"], rows, cols, rows, 0, transposed
         )
         for sign in (1.0, -1.0):
             for engine in AVAILABLE:
@@ -179,7 +178,7 @@ SMALL = [
     random_matrix(np.random.default_rng(6), 4, 16, 16, 16, transposed).matrix for transposed in (False, True)
 ]
 WIDE = [
-    Unchecked(torch.empty(0, dtype=torch.uint8), 4, 16, BEYOND_MEMORY, 16, 0, transposed)
+    Unchecked(torch.empty(0, dtype=torch.uint8), FORMATS["q4"], 16, BEYOND_MEMORY, 16, 0, transposed)
     for transposed in (False, True)
 ]
 

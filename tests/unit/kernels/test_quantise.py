@@ -16,8 +16,8 @@ from tests.unit.kernels.instruction_sets import AVAILABLE
 from tests.unit.kernels.quantise_reference import quantise_by_numpy, wide
 from tpiedge.kernels import quantise as module
 from tpiedge.kernels import shared_library
-from tpiedge.kernels.panels import GROUP, PanelShape, split_panels
-from tpiedge.kernels.quantise import CannotQuantise, dequantise_unit, quantise_unit
+from tpiedge.kernels.panels import FORMATS, GROUP, Codes, PanelShape, dequantise_unit
+from tpiedge.kernels.quantise import CannotQuantise, quantise_unit
 from tpiedge.native_code import find_library
 
 Array = np.ndarray[Any, Any]
@@ -65,7 +65,7 @@ def units(draw: st.DrawFn, least_exponent: int = -12) -> tuple[Array, PanelShape
     for _ in range(draw(st.integers(0, 3))):
         row, col = draw(st.integers(0, outputs - 1)), draw(st.integers(0, inputs - 1))
         values[row, col] = draw(st.sampled_from([0, 1]))  # of bf16: the least denormal number
-    return values, PanelShape(draw(st.sampled_from([4, 8])), outputs, inputs)
+    return values, PanelShape(FORMATS[draw(st.sampled_from(["q4", "q8"]))], outputs, inputs)
 
 
 @settings(max_examples=60)
@@ -82,13 +82,13 @@ def test_scale_search_never_increases_the_error(unit: tuple[Array, PanelShape]) 
 def test_requantising_quantised_values_is_exact(unit: tuple[Array, PanelShape], search: bool) -> None:
     values, shape = unit
     data, _ = quantise_unit(values, shape, search)
-    scales = np.abs(split_panels(data.reshape(shape.panels, -1), shape)[0])
+    scales = np.abs(Codes.of_panels(data.reshape(shape.panels, -1), shape).scales_OG["s"])
     assume(not ((scales > 0) & (scales < SMALLEST_NORMAL)).any())
     found = dequantise_unit(data, shape)
     again, error = quantise_unit(found, shape, True)
     np.testing.assert_array_equal(dequantise_unit(again, shape), found)
     assert error.noise == 0
-    if not search or shape.bits == 8:
+    if not search or shape.format.bits == 8:
         np.testing.assert_array_equal(quantise_unit(found, shape, search)[0], data)
 
 
@@ -104,7 +104,7 @@ def test_gguf_blocks_are_quantised_without_error(engine: str, bits: int, search:
     if bits == 4:
         scales *= generator.choice([-1, 1], scales.shape)
     values = (scales[:, :, None] * codes).astype(np.float32).reshape(outputs, inputs)
-    shape = PanelShape(bits, outputs, inputs)
+    shape = PanelShape(FORMATS[f"q{bits}"], outputs, inputs)
     data, error = quantise_unit(values, shape, search)
     assert error.noise == 0
     np.testing.assert_array_equal(dequantise_unit(data, shape), values)
@@ -141,7 +141,7 @@ def test_unquantisable_values_are_refused(engine: str, bits: int, wrong: float, 
     values[37, 3] = np.nan
     values[21, 68] = wrong
     with pytest.raises(CannotQuantise, match=reason) as caught:
-        quantise_unit(values, PanelShape(bits, 40, 70))
+        quantise_unit(values, PanelShape(FORMATS[f"q{bits}"], 40, 70))
     assert caught.value.output == 21
 
 

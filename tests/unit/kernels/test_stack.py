@@ -12,7 +12,7 @@ from tpiedge.kernels.grid import Grid
 from tpiedge.kernels.kv_format import KVFormat
 from tpiedge.kernels.linear import Linear
 from tpiedge.kernels.panel_matrix import PanelMatrix
-from tpiedge.kernels.panels import PanelShape
+from tpiedge.kernels.panels import FORMATS, PanelShape
 from tpiedge.kernels.quantise import quantise_unit
 from tpiedge.wire.fields import KVPrecision
 
@@ -23,13 +23,13 @@ LAYERS, WIDTH, CAPACITY = 3, 24, 150
 
 def matrix(units: int, width: int, bits: int, transposed: bool) -> PanelMatrix:
     outputs, inputs = (HIDDEN, width) if transposed else (width, HIDDEN)
-    shape = PanelShape(bits, outputs, inputs)
+    shape = PanelShape(FORMATS[f"q{bits}"], outputs, inputs)
     unit_nbytes = -(-shape.nbytes // 4096) * 4096
     data = torch.zeros(units * unit_nbytes, dtype=torch.uint8)
     for unit in range(units):
         values = torch.randn(outputs, inputs).numpy()
         quantise_unit(values, shape, True, data.numpy()[unit * unit_nbytes :][: shape.nbytes])
-    return PanelMatrix(data, bits, units * width, HIDDEN, width, unit_nbytes, transposed)
+    return PanelMatrix(data, FORMATS[f"q{bits}"], units * width, HIDDEN, width, unit_nbytes, transposed)
 
 
 def rotation(start: int, tokens: int, width: int) -> tuple[Tensor, Tensor]:

@@ -8,8 +8,8 @@ import torch
 from tests.unit.memory.conftest import EVERYTHING, MakePack
 from tpiedge.errors import UserError
 from tpiedge.kernels.panel_matrix import PanelMatrix
-from tpiedge.kernels.panels import PANEL, PanelShape
-from tpiedge.kernels.quantise import dequantise_unit, quantise_unit
+from tpiedge.kernels.panels import FORMATS, PANEL, PanelShape, dequantise_unit
+from tpiedge.kernels.quantise import quantise_unit
 from tpiedge.lab.random_weights import random_rows
 from tpiedge.memory import sweep
 from tpiedge.memory.sweep import Block
@@ -37,7 +37,7 @@ def original(name: str, rows: int, cols: int) -> np.ndarray:
 
 
 def quantised(values_OI: np.ndarray, bits: int) -> np.ndarray:
-    shape = PanelShape(bits, *values_OI.shape)
+    shape = PanelShape(FORMATS[f"q{bits}"], *values_OI.shape)
     return dequantise_unit(quantise_unit(np.ascontiguousarray(values_OI), shape)[0], shape)
 
 
@@ -58,7 +58,7 @@ def test_node_share_loads_its_quantised_units(make_pack: MakePack, precision: Pr
             gate, down = ffn.matrices["gate"], ffn.matrices["down"]
             bias = attention.vectors["q_bias"]
         assert all(
-            isinstance(one, PanelMatrix) and one.bits == precision.bits for one in (q, k, o, gate, down)
+            isinstance(one, PanelMatrix) and one.format is precision.format for one in (q, k, o, gate, down)
         )
         assert (q.shape, k.shape, o.shape) == ((60, HIDDEN), (40, HIDDEN), (60, HIDDEN))
         assert (gate.shape, down.shape) == ((72, HIDDEN), (72, HIDDEN))  # the last tile, which is short
@@ -109,7 +109,7 @@ def test_quantised_embedding_rows_are_read_from_disk(make_pack: MakePack, precis
         for row in (VOCABULARY, -1):
             with pytest.raises(UserError, match=f"has rows 0 to 1002, not {row}"):
                 weights.embedding_rows([0, row])
-        panel_nbytes = PanelShape(precision.bits, PANEL, HIDDEN).panel_nbytes
+        panel_nbytes = PanelShape(precision.format, PANEL, HIDDEN).panel_nbytes
         assert weights.disk_read_bytes == len(ids) * panel_nbytes
     table = original("embedding", VOCABULARY, HIDDEN)
     units = [quantised(table[start : start + 128], precision.bits) for start in range(0, VOCABULARY, 128)]

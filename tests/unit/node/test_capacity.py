@@ -5,7 +5,7 @@ import torch
 
 from tpiedge.host.device import usable_cores
 from tpiedge.kernels.linear import Linear
-from tpiedge.kernels.panels import PANEL, PanelShape
+from tpiedge.kernels.panels import FORMATS, PANEL, PanelShape
 from tpiedge.kernels.shared_library import kernel_library
 from tpiedge.node import capacity
 from tpiedge.node.capacity import measure
@@ -56,7 +56,7 @@ def clocked(one_thread, monkeypatch):
 def test_capacity_is_bytes_divided_by_product_time(clocked, library):
     found, clock = clocked(library, 0.01)
     part = min(1.0, usable_cores())
-    panel = PanelShape(4, PANEL, capacity._COLUMNS).nbytes
+    panel = PanelShape(FORMATS["q4"], PANEL, capacity._COLUMNS).nbytes
     panels = BUFFER // panel if library() is not None else 0
     assert found.weight_bytes_per_s == pytest.approx(part * BUFFER / 0.01)
     assert found.panel_bytes_per_s == pytest.approx(part * panels * panel / 0.01)

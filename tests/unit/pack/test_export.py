@@ -8,7 +8,7 @@ from safetensors import safe_open
 
 from tests.unit.pack.stored import check_matrix, flip
 from tpiedge.errors import IntegrityError, UserError
-from tpiedge.kernels.quantise import dequantise_unit
+from tpiedge.kernels.panels import dequantise_unit
 from tpiedge.lab.random_weights import RandomSource
 from tpiedge.pack import export
 from tpiedge.pack.dtypes import STORED

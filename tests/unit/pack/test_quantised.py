@@ -23,7 +23,7 @@ from tpiedge.pack.source import TensorSource
 from tpiedge.pack.specs import ModelSpec, Precision
 from tpiedge.pack.writer import write_pack
 
-F32, BF16, Q8, Q4 = Precision
+F32, BF16, Q8, Q4, *_ = Precision
 MakePack = Callable[..., Pack]
 MakeSpec = Callable[..., ModelSpec]
 MakeCheckpoint = Callable[..., tuple[TensorSource, dict[str, np.ndarray]]]

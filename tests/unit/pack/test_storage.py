@@ -12,7 +12,7 @@ from tpiedge.pack.layout import Storage
 from tpiedge.pack.manifest import BlobIds, Manifest
 from tpiedge.pack.specs import BlobSpec, MatrixSpec, ModelSpec, Precision, VectorSpec
 
-F32, BF16, Q8, Q4 = Precision
+F32, BF16, Q8, Q4, *_ = Precision
 SPEC = ModelSpec(BlobSpec((MatrixSpec("embedding", "e", 4, 6, 4),)), (BlobSpec(),), BlobSpec(), {})
 
 

@@ -17,7 +17,7 @@ struct Weight {  // as packed by library.py
 struct PanelWeight {  // as packed by library.py
     const uint8_t *data;
     void *y;  // f32; of row-parallel matrices int32 or int64
-    int64_t bits;
+    int64_t format;  // of panels.h
     int64_t unit_nbytes;  // from one unit to the next
     int64_t rows;
     int64_t cols;

@@ -23,7 +23,7 @@ from tpiedge.kernels.kv_format import KVFormat
 from tpiedge.kernels.kv_pages import PageLayout, Span, Spans
 from tpiedge.kernels.linear import Arithmetic, Linear
 from tpiedge.kernels.panel_matrix import PanelMatrix, Weight
-from tpiedge.kernels.panels import PanelShape, join_panels, split_panels
+from tpiedge.kernels.panels import FORMATS, Codes, PanelFormat, PanelShape
 from tpiedge.pack.layout import whole_pages
 from tpiedge.units import MIB, counted, format_bytes
 from tpiedge.wire.fields import KVPrecision
@@ -37,7 +37,7 @@ GROUP = 4
 """Query heads of a KV head."""
 POSITIONS = 2048
 PAGE_POSITIONS = 64
-BITS = {"q8": 8, "q4": 4}
+
 
 _EPS = 1e-5
 _DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
@@ -65,7 +65,7 @@ class Case:
 
     @property
     def quantised(self) -> bool:
-        return self.precision in BITS
+        return self.precision in FORMATS
 
     @property
     def arithmetic(self) -> Arithmetic:
@@ -92,9 +92,9 @@ def heads_of(hidden: int) -> tuple[int, int, int]:
 
 
 def matrix_nbytes(precision: KVPrecision, rows: int, cols: int, *, transposed: bool) -> int:
-    if precision not in BITS:
+    if precision not in FORMATS:
         return rows * cols * {"f32": 4, "bf16": 2}[precision]
-    shape = PanelShape(BITS[precision], *((cols, UNIT) if transposed else (UNIT, cols)))
+    shape = PanelShape(FORMATS[precision], *((cols, UNIT) if transposed else (UNIT, cols)))
     return -(-rows // UNIT) * whole_pages(shape.nbytes)
 
 
@@ -144,8 +144,8 @@ class _Block:
         return [self._matrix(transposed) for _ in range(self.rotation.copies(nbytes))]
 
     def _matrix(self, transposed: bool) -> Weight:
-        if self.precision in BITS:
-            return random_panels(BITS[self.precision], self.ffn, self.hidden, transposed=transposed)
+        if self.precision in FORMATS:
+            return random_panels(FORMATS[self.precision], self.ffn, self.hidden, transposed=transposed)
         return torch.empty(self.ffn, self.hidden, dtype=_DTYPES[self.precision]).uniform_(-0.05, 0.05)
 
     def case(
@@ -158,26 +158,32 @@ class _Block:
             self.precision if of_weights or kernel == "attention" else "f32",
             tokens,
             *moved,
-            int8=self.precision in BITS and of_weights,
+            int8=self.precision in FORMATS and of_weights,
             streams=copies > 1,
             copies=copies,
             run=run,
         )
 
 
-def random_panels(bits: int, rows: int, cols: int, *, transposed: bool) -> PanelMatrix:
-    shape = PanelShape(bits, cols, UNIT) if transposed else PanelShape(bits, UNIT, cols)
+def random_panels(form: PanelFormat, rows: int, cols: int, *, transposed: bool) -> PanelMatrix:
+    shape = PanelShape(form, cols, UNIT) if transposed else PanelShape(form, UNIT, cols)
     units, random = -(-rows // UNIT), np.random.default_rng(0)
     unit_nbytes = whole_pages(shape.nbytes)
     data_UB = torch.randint(0, 256, (units, unit_nbytes), dtype=torch.uint8)
     for unit in range(units):
         count = min(UNIT, rows - unit * UNIT)
-        own = PanelShape(bits, cols, count) if transposed else PanelShape(bits, count, cols)
-        panels_PB = data_UB[unit, : own.nbytes].view(own.panels, own.panel_nbytes).numpy()
-        scales_PGr, codes_PB = split_panels(panels_PB, own)
-        scales_PGr[:] = random.uniform(0.001, 0.002, scales_PGr.shape)
-        join_panels(scales_PGr, codes_PB, own, panels_PB)
-    return PanelMatrix(data_UB.flatten(), bits, rows, cols, UNIT, unit_nbytes, transposed)
+        own = PanelShape(form, cols, count) if transposed else PanelShape(form, count, cols)
+        data_UB[unit, : own.nbytes] = torch.from_numpy(_random_codes(own, random).panels(own))
+    return PanelMatrix(data_UB.flatten(), form, rows, cols, UNIT, unit_nbytes, transposed)
+
+
+def _random_codes(shape: PanelShape, random: np.random.Generator) -> Codes:
+    codes = random.integers(0, 1 << shape.format.bits, (shape.outputs, shape.inputs), np.uint8)
+    scales = np.zeros((shape.outputs, shape.groups), shape.format.scales.dtype)
+    for name in scales.dtype.names or ():
+        halves = scales[name].dtype == np.float16
+        scales[name] = 0.0015 if halves else random.integers(1, 16, scales[name].shape)
+    return Codes(shape.format, codes, scales)
 
 
 def cases_of(

@@ -13,6 +13,7 @@ from tpiedge.cli.listing import json_option, print_table
 from tpiedge.cli.options import Location
 from tpiedge.errors import UserError
 from tpiedge.host.device import available_memory_bytes, default_threads
+from tpiedge.kernels.panels import FORMATS
 from tpiedge.lab.bench.figures import check_names, integers, milliseconds
 from tpiedge.lab.verbs.flags import plots
 from tpiedge.progress import LiveLine
@@ -83,16 +84,11 @@ def _measure(
     repeats: int,
 ) -> dict[str, Any]:
     from tpiedge.kernels.shared_library import kernel_library, why_missing
-    from tpiedge.lab.bench.kernel_cases import (  # imports torch
-        BITS,
-        Rotation,
-        cases_of,
-        check_room,
-    )
+    from tpiedge.lab.bench.kernel_cases import Rotation, cases_of, check_room  # imports torch
     from tpiedge.lab.bench.kernel_times import Bench, last_level_cache_bytes
 
     library = kernel_library()
-    if library is None and any(one in BITS for one in precisions):
+    if library is None and any(one in FORMATS for one in precisions):
         raise UserError(
             f"q8 and q4 need native kernels, which {why_missing()}; or give --precisions f32,bf16"
         )
