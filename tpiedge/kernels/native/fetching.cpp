@@ -27,10 +27,10 @@ void flush(const uint8_t *data, int64_t nbytes) {
 #endif
 }
 
-double seconds_of(const PanelKernels &kernels, const PanelRun &run, int64_t bits, int64_t nbytes) {
+double seconds_of(const PanelKernels &kernels, const PanelRun &run, int64_t nbytes) {
     flush(run.data, nbytes);
     const auto begun = std::chrono::steady_clock::now();
-    (bits == 4 ? kernels.q4 : kernels.q8)(run);
+    kernels.multiply(run);
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
 }
 
@@ -39,7 +39,7 @@ double seconds_of(const PanelKernels &kernels, const PanelRun &run, int64_t bits
 Fetches::Fetches(const PanelKernels &kernels) : tile_tokens_(kernels.tile_tokens) {
     if (!kernels.can_fetch) return;
     const int64_t tile = tile_tokens_, most = 2 * tile, width = quantised_nbytes(INPUTS);
-    const int64_t outputs = BYTES / panel_nbytes(INPUTS, 4) * PANEL;
+    const int64_t outputs = BYTES / panel_nbytes(INPUTS, Q4) * PANEL;
     Room data, x, quantised, y;
     if (!data.of<uint8_t>(BYTES) || !x.of<float>(tile * INPUTS) || !quantised.of<uint8_t>(most * width) ||
         !y.of<float>(most * outputs))
@@ -51,18 +51,18 @@ Fetches::Fetches(const PanelKernels &kernels) : tile_tokens_(kernels.tile_tokens
         for (int64_t first = 0; first < tokens; first += tile)
             kernels.quantise(x.of<float>(0), INPUTS, std::min(tile, tokens - first), Inputs{INPUTS, INPUTS}, 1.0f,
                              quantised.of<uint8_t>(0) + first * width);
-        for (const int64_t bits : {4, 8}) {
-            const int64_t nbytes = panel_nbytes(INPUTS, bits), panels = BYTES / nbytes;
-            PanelRun run{data.of<uint8_t>(0), 1, 0, INPUTS, panels * PANEL, quantised.of<uint8_t>(0), tile * width, 0, tokens,
+        for (const int64_t format : {Q4, Q8}) {
+            const int64_t nbytes = panel_nbytes(INPUTS, format), panels = BYTES / nbytes;
+            PanelRun run{format, data.of<uint8_t>(0), 1, 0, INPUTS, panels * PANEL, quantised.of<uint8_t>(0), tile * width, 0, tokens,
                          y.of<float>(0), outputs, PANEL, nullptr, nullptr, 0, false, false};
             double plain = 1.0, ahead = 1.0;
             for (int i = 0; i < REPEATS; i++) {
                 run.ahead = false;
-                plain = std::min(plain, seconds_of(kernels, run, bits, panels * nbytes));
+                plain = std::min(plain, seconds_of(kernels, run, panels * nbytes));
                 run.ahead = true;
-                ahead = std::min(ahead, seconds_of(kernels, run, bits, panels * nbytes));
+                ahead = std::min(ahead, seconds_of(kernels, run, panels * nbytes));
             }
-            ahead_[bits == 8][kind] = ahead < GAIN * plain;
+            ahead_[format == Q8][kind] = ahead < GAIN * plain;
         }
     }
 }

@@ -14,7 +14,7 @@ public:
     // Measures for about 40 ms, if the kernels can ask ahead. Without memory to measure with, nothing is asked for.
     explicit Fetches(const PanelKernels &kernels);
 
-    bool ahead(int64_t bits, int64_t tokens) const { return ahead_[bits == 8][of_tokens(tokens)]; }
+    bool ahead(int64_t format, int64_t tokens) const { return ahead_[format == Q8][of_tokens(tokens)]; }
 
 private:
     static constexpr int KINDS = 4;  // of numbers of tokens: one, few, a tile of many, several tiles

@@ -8,6 +8,8 @@
 //   scales(at)         sixteen f16 as Floats
 //   Ints               sixteen exact sums
 //   fold(sum, scales, dx, y)   fma(float(sum), scales * dx, y), each operation rounded once, products first
+//   add_product(a, b, y)   fma(a, b, y) for a float b
+//   lookup(table, from, low, high)   of 64 bytes: table[byte & 15] and table[byte >> 4], as bytes
 //   add_part(y, sums, squares)   adds sixteen y, each rounded to the nearest integer (halves to even; any integer where it is
 //                      no number or does not fit), to Ints, and their squares to Floats
 //   load(at), load_ints(at), store_ints(at, sums)
@@ -17,7 +19,7 @@
 //   codes8(at, c), codes4(at, low, high)   from a block of 64 bytes: one of four inputs, or two
 //   Sum<BITS>          of one token: start(correction), add(codes, q) with four q, total() -> Ints. `correction`
 //                      is -8 * sum of q: what the offset of four-bit codes takes off; that of eight bits takes 16 times
-//                      it. A type that subtracts the offset from the codes ignores it. At most 8 additions.
+//                      it. A type that subtracts the offset from codes of eight bits ignores it. At most 8 additions.
 // or, where OWN_DOTS is true:
 //   dots<BITS, T>(codes, inputs, q, corrections, sums)   all sums of one group: `inputs` (8, 16, 24 or 32; a constant
 //                      where 32) of T tokens, and corrections, as they lie in a tile; sums[T].
@@ -26,6 +28,7 @@
 #include <string.h>
 
 #include "panels.h"
+#include "prepared.h"
 
 namespace {
 
@@ -55,10 +58,12 @@ void quantise_group(const float *x, int64_t count, int64_t token, int64_t tokens
     }
     const Quantised group = P::quantise(x, q);
     const float dx = group.dx * factor;
-    const int32_t correction = -8 * group.sum;
+    int32_t first = 0;
+    for (int i = 0; i < GROUP / 2; i++) first += static_cast<int8_t>(q[i]);
+    const int32_t corrections[2] = {-8 * group.sum, -8 * first};
     memcpy(to + 4 * token, &dx, 4);
-    memcpy(to + 4 * (tokens + token), &correction, 4);
-    to += 8 * tokens + P::STEP * token;
+    for (int i = 0; i < 2; i++) memcpy(to + 4 * ((1 + i) * tokens + token), corrections + i, 4);
+    to += QUANTISED_HEAD * tokens + P::STEP * token;
     for (int64_t i = 0; i < filled(count); i += P::STEP) memcpy(to + i * tokens, q + i, P::STEP);
 }
 
@@ -118,7 +123,7 @@ class Fetching {
     inline Fetching(const PanelRun &run, int64_t token) {
         if constexpr (P::FETCHES_AHEAD) {
             tiles = (run.tokens + P::TOKENS - 1) / P::TOKENS;
-            distance = !run.ahead ? 0 : tiles == 1 ? AHEAD : panel_nbytes(run.inputs, BITS);
+            distance = !run.ahead ? 0 : tiles == 1 ? AHEAD : panel_nbytes(run.inputs, run.format);
             groups_left = token / P::TOKENS;
         }
     }
@@ -145,7 +150,7 @@ struct Tile {
     inline void group(const uint8_t *codes, int64_t inputs, const uint8_t *scales, const uint8_t *x) {
         fetching.group(codes);
         typename P::Ints sums[T];
-        dots<P, BITS, T>(codes, inputs, x + 8 * T, x + 4 * T, sums);
+        dots<P, BITS, T>(codes, inputs, x + QUANTISED_HEAD * T, x + 4 * T, sums);
         const typename P::Floats scale = P::scales(reinterpret_cast<const uint16_t *>(scales));
         for (int t = 0; t < T; t++) y[t] = P::fold(sums[t], scale, at<float>(x, t), y[t]);
     }
@@ -228,8 +233,8 @@ void some_tokens(const PanelRun &run, const uint8_t *panel, int64_t token, int64
 }
 
 template <class P, int BITS>
-void panels(const PanelRun &run) {
-    const int64_t nbytes = panel_nbytes(run.inputs, BITS);
+void plain_panels(const PanelRun &run) {
+    const int64_t nbytes = panel_nbytes(run.inputs, run.format);
     const uint8_t *panel = run.data;
     for (int64_t output = 0; output < run.outputs; output += PANEL, panel += nbytes)
         for (int64_t token = 0; token < run.tokens; token += P::TOKENS)
@@ -237,8 +242,171 @@ void panels(const PanelRun &run) {
                                             run.tokens - token < P::TOKENS ? run.tokens - token : P::TOKENS);
 }
 
+// --- formats whose scales or codes are prepared, a block of a panel at a time for all tokens
+
+using tpiedge::Prepared;
+
+constexpr int64_t PREPARED_TILES = 32;  // that share what was prepared: their sums stay in the first cache
+
 template <class P>
-constexpr tpiedge::PanelKernels PANEL_KERNELS = {P::TOKENS, P::FETCHES_AHEAD, quantise<P>, panels<P, 4>,
-                                                      panels<P, 8>};
+void prepare(int64_t format, const uint8_t *block, int64_t inputs, Prepared &made) {
+    const int64_t groups = groups_of(inputs);
+    for (int64_t g = 0; g < groups; g++)
+        if (tpiedge::has_f16_scales(format)) P::store(made.scales[g][0], P::scales(tpiedge::halves_at(block, g)));
+    if (tpiedge::is_two_level(format) || format == tpiedge::Q6_K) {
+        alignas(64) float d[2][PANEL];
+        for (int i = 0; i < 2; i++) P::store(d[i], P::scales(tpiedge::halves_at(block, i)));
+        format == tpiedge::Q6_K ? tpiedge::prepare_halves(block, groups, d[0], made)
+                                : tpiedge::prepare_two_levels(block, groups, d, made);
+    } else if (format == tpiedge::Q4_1 || format == tpiedge::Q5_1) {
+        for (int64_t g = 0; g < groups; g++)
+            P::store(made.minimums[g], P::scales(tpiedge::halves_at(block + LINE_BYTES, g)));
+    } else if (format == tpiedge::Q4_ZERO) {
+        tpiedge::prepare_zeros(block, groups, made);
+    } else if (format == tpiedge::MXFP4) {
+        tpiedge::prepare_powers(block, groups, made);
+    }
+    const uint8_t *codes = block + tpiedge::header_nbytes(format, groups);
+    for (int64_t g = 0; g < groups; g++) {
+        const int64_t some = filled(inputs - g * GROUP < GROUP ? inputs - g * GROUP : GROUP);
+        made.codes[g] = made.bytes[g];
+        if (tpiedge::has_table(format)) {
+            for (int64_t i = 0; i < some; i += 8, codes += LINE_BYTES)
+                P::lookup(tpiedge::table_of(format), codes, made.bytes[g] + i * PANEL, made.bytes[g] + (i + 4) * PANEL);
+            continue;
+        }
+        if (tpiedge::bits_of(format) == 4)
+            made.codes[g] = codes;
+        else
+            tpiedge::prepare_codes(format, codes, some, made.bytes[g]);
+        codes += tpiedge::group_nbytes(format, some);
+    }
+}
+
+// The block's groups, times a tile of T tokens, added to y [T, 16]. With BITS = 4 codes are as they are stored, without
+// offset.
+template <class P, int BITS, int T>
+struct PreparedTile {
+    static void compute(const Prepared &block, int64_t inputs, bool halves, bool minimums, const uint8_t *x, float *to) {
+        static constexpr int32_t NONE[T] = {};
+        typename P::Floats y[T];
+        for (int t = 0; t < T; t++) y[t] = P::load(to + t * PANEL);
+        const int64_t step = quantised_nbytes(GROUP) * T;
+        for (int64_t g = 0; g * GROUP < inputs; g++, x += step) {
+            const int64_t some = filled(inputs - g * GROUP < GROUP ? inputs - g * GROUP : GROUP);
+            const uint8_t *const q = x + QUANTISED_HEAD * T, *const sums_of_q = x + 4 * T;
+            if (BITS == 8 && halves) {
+                const uint8_t *const first = x + 8 * T;
+                int32_t second[T];
+                for (int t = 0; t < T; t++) second[t] = at<int32_t>(sums_of_q, t) - at<int32_t>(first, t);
+                fold(block.codes[g], some < GROUP / 2 ? some : GROUP / 2, q, first, block.scales[g][0], x, y);
+                if (some > GROUP / 2)
+                    fold(block.codes[g] + GROUP / 2 * PANEL, some - GROUP / 2, q + GROUP / 2 * T,
+                         reinterpret_cast<const uint8_t *>(second), block.scales[g][1], x, y);
+                continue;
+            }
+            const uint8_t *const corrections = BITS == 4 ? reinterpret_cast<const uint8_t *>(NONE) : sums_of_q;
+            if (some == GROUP)
+                fold(block.codes[g], GROUP, q, corrections, block.scales[g][0], x, y);
+            else
+                fold(block.codes[g], some, q, corrections, block.scales[g][0], x, y);
+            if (BITS == 8 && !minimums) continue;
+            const typename P::Floats minimum = P::load(block.minimums[g]);
+            for (int t = 0; t < T; t++) {
+                const float sum = static_cast<float>(at<int32_t>(sums_of_q, t)) * -0.125f * at<float>(x, t);
+                y[t] = P::add_product(minimum, sum, y[t]);
+            }
+        }
+        for (int t = 0; t < T; t++) P::store(to + t * PANEL, y[t]);
+    }
+
+    static inline void fold(const uint8_t *codes, int64_t inputs, const uint8_t *q, const uint8_t *corrections,
+                            const float *scales, const uint8_t *x, typename P::Floats *y) {
+        typename P::Ints sums[T];
+        dots<P, BITS, T>(codes, inputs, q, corrections, sums);
+        const typename P::Floats scale = P::load(scales);
+        for (int t = 0; t < T; t++) y[t] = P::fold(sums[t], scale, at<float>(x, t), y[t]);
+    }
+};
+
+template <class P, int BITS, int T>
+void prepared_tokens(const Prepared &block, int64_t inputs, int64_t format, int64_t tokens, const uint8_t *x, float *y) {
+    if constexpr (T > 0) {
+        if (tokens == T)
+            PreparedTile<P, BITS, T>::compute(block, inputs, format == tpiedge::Q6_K, tpiedge::has_minimums(format), x, y);
+        else
+            prepared_tokens<P, BITS, T - 1>(block, inputs, format, tokens, x, y);
+    }
+}
+
+// Adds the parts of a unit, y [tokens, 16], to their sums, tile by tile.
+template <class P>
+void add_unit(const PanelRun &run, const float *y, int64_t token, int64_t tokens, int64_t output) {
+    const int64_t index = output / PANEL;
+    int32_t *const sums_at = run.sums + token * PANEL + index * run.y_panel_stride;
+    for (int64_t t = 0; t < tokens; t++) {
+        float *const squares_at =
+            run.squares + (token + t) / P::TOKENS * PANEL + index * run.squares_panel_stride;
+        typename P::Ints sums = P::load_ints(sums_at + t * PANEL);
+        typename P::Floats squares = P::load(squares_at);
+        P::add_part(P::load(y + t * PANEL), sums, squares);
+        P::store_ints(sums_at + t * PANEL, sums);
+        P::store(squares_at, squares);
+    }
+}
+
+template <class P>
+void prepared_panels(const PanelRun &run) {
+    const int64_t format = run.format, nbytes = panel_nbytes(run.inputs, format);
+    const int64_t whole = tpiedge::block_groups(format) * GROUP, most = PREPARED_TILES * P::TOKENS;
+    const auto product = tpiedge::bits_of(format) == 4 && !tpiedge::has_table(format) ? prepared_tokens<P, 4, P::TOKENS>
+                                                                                      : prepared_tokens<P, 8, P::TOKENS>;
+    Prepared block;
+    alignas(64) float y[PREPARED_TILES * P::TOKENS * PANEL];
+    for (int64_t output = 0; output < run.outputs; output += PANEL)
+        for (int64_t first = 0; first < run.tokens; first += most) {
+            const int64_t tokens = run.tokens - first < most ? run.tokens - first : most, index = output / PANEL;
+            if (run.sums && !run.adds) {
+                const int64_t tiles = (tokens + P::TOKENS - 1) / P::TOKENS;
+                memset(run.sums + first * PANEL + index * run.y_panel_stride, 0, tokens * PANEL * sizeof *run.sums);
+                memset(run.squares + first / P::TOKENS * PANEL + index * run.squares_panel_stride, 0,
+                       tiles * PANEL * sizeof *run.squares);
+            }
+            for (int64_t unit = 0; unit < (run.sums ? run.units : 1); unit++) {
+                const uint8_t *at = run.data + index * nbytes + unit * run.data_stride;
+                memset(y, 0, tokens * PANEL * sizeof *y);
+                for (int64_t i = 0; i < run.inputs; i += whole) {
+                    const int64_t inputs = run.inputs - i < whole ? run.inputs - i : whole;
+                    prepare<P>(format, at, inputs, block);
+                    at += tpiedge::block_nbytes(format, inputs);
+                    const int64_t before = run.unit_nbytes + unit * quantised_nbytes(run.inputs) + quantised_nbytes(i);
+                    for (int64_t t = 0; t < tokens; t += P::TOKENS) {
+                        const int64_t some = tokens - t < P::TOKENS ? tokens - t : P::TOKENS;
+                        const uint8_t *x = run.activations + (first + t) / P::TOKENS * run.tile_nbytes + before * some;
+                        product(block, inputs, format, some, x, y + t * PANEL);
+                    }
+                }
+                if (run.sums) add_unit<P>(run, y, first, tokens, output);
+            }
+            if (run.sums) continue;
+            const int64_t count = run.outputs - output < PANEL ? run.outputs - output : PANEL;
+            for (int64_t t = 0; t < tokens; t++)
+                memcpy(run.y + (first + t) * run.y_stride + index * run.y_panel_stride, y + t * PANEL,
+                       count * sizeof(float));
+        }
+}
+
+template <class P>
+void multiply(const PanelRun &run) {
+    if (run.format == tpiedge::Q8)
+        plain_panels<P, 8>(run);
+    else if (run.format == tpiedge::Q4)
+        plain_panels<P, 4>(run);
+    else
+        prepared_panels<P>(run);
+}
+
+template <class P>
+constexpr tpiedge::PanelKernels PANEL_KERNELS = {P::TOKENS, P::FETCHES_AHEAD, quantise<P>, multiply<P>};
 
 }  // namespace

@@ -23,6 +23,18 @@ struct AvxPanels {
         return _mm_cvtsi128_si32(_mm_add_epi32(four, _mm_shuffle_epi32(four, 0xb1)));
     }
 
+    static void lookup(const uint8_t *table, const uint8_t *from, uint8_t *low, uint8_t *high) {
+        const __m256i values = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i *>(table)));
+        const __m256i nibble = _mm256_set1_epi8(15);
+        for (int i = 0; i < 64; i += 32) {
+            const __m256i both = _mm256_loadu_si256(reinterpret_cast<const __m256i *>(from + i));
+            const __m256i upper = _mm256_and_si256(_mm256_srli_epi16(both, 4), nibble);
+            _mm256_storeu_si256(reinterpret_cast<__m256i *>(low + i),
+                                _mm256_shuffle_epi8(values, _mm256_and_si256(both, nibble)));
+            _mm256_storeu_si256(reinterpret_cast<__m256i *>(high + i), _mm256_shuffle_epi8(values, upper));
+        }
+    }
+
     static Quantised quantise(const float *x, uint8_t *q) {
         const __m256i most = _mm256_max_epi32(_mm256_max_epi32(magnitude(x), magnitude(x + 8)),
                                               _mm256_max_epi32(magnitude(x + 16), magnitude(x + 24)));

@@ -81,6 +81,11 @@ struct Avx2Panels : AvxPanels {
                 _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum.high), _mm256_mul_ps(scales.high, factor), y.high)};
     }
 
+    static Floats add_product(const Floats &a, float b, const Floats &y) {
+        const __m256 factor = _mm256_set1_ps(b);
+        return {_mm256_fmadd_ps(a.low, factor, y.low), _mm256_fmadd_ps(a.high, factor, y.high)};
+    }
+
     static Floats load(const float *from) { return {_mm256_loadu_ps(from), _mm256_loadu_ps(from + 8)}; }
     static Ints load_ints(const int32_t *from) {
         const __m256i *at = reinterpret_cast<const __m256i *>(from);

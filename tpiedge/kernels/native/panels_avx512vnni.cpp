@@ -35,6 +35,8 @@ struct Avx512Vnni : AvxPanels {
         return _mm512_fmadd_ps(_mm512_maskz_cvtepi32_ps(0xffff, sum), _mm512_mul_ps(scales, _mm512_set1_ps(dx)), y);
     }
 
+    static Floats add_product(Floats a, float b, Floats y) { return _mm512_fmadd_ps(a, _mm512_set1_ps(b), y); }
+
     static Floats load(const float *from) { return _mm512_loadu_ps(from); }
     static Ints load_ints(const int32_t *from) { return _mm512_loadu_si512(from); }
     static void store_ints(int32_t *to, Ints value) { _mm512_storeu_si512(to, value); }

@@ -44,8 +44,6 @@ constexpr float MOST_OF_A_PART = 70368744177664.0f;  // 2^46
 constexpr int64_t NOT_A_NUMBER = INT64_MIN;
 constexpr int64_t MOST_OF_A_SUM = int64_t{1} << 56;
 
-inline int64_t bits_of(int64_t format) { return format == 0 ? 8 : 4; }
-
 enum Width { NARROW, WIDE };  // 32 or 64 bits
 
 // Where the rows come from that are quantised.
@@ -113,10 +111,9 @@ struct Job {
 // `outputs` from `panel` on of one unit at `unit`.
 void run_panels(const Job &job, const PanelWeight &w, PanelRun run, const uint8_t *unit, int64_t panel,
                 int64_t outputs) {
-    run.data = unit + panel * panel_nbytes(run.inputs, bits_of(w.format));
+    run.data = unit + panel * panel_nbytes(run.inputs, w.format);
     run.outputs = outputs;
-    const PanelKernels &kernels = *job.activations->panels;
-    (bits_of(w.format) == 4 ? kernels.q4 : kernels.q8)(run);
+    job.activations->panels->multiply(run);
 }
 
 // The panels [first, last) of a column-parallel matrix, unit by unit.
@@ -235,9 +232,9 @@ void compute_panels(const void *context, int64_t index) {
     const int64_t last = first + job.piece < part.panels ? first + job.piece : part.panels;
     const Activations &a = *job.activations;
     const int64_t stride = part.weight.y_stride;
-    const PanelRun run{nullptr, 1,     0,       0,       0, a.to, a.tile_nbytes(), 0, a.tokens, nullptr,
+    const PanelRun run{part.weight.format, nullptr, 1,     0,       0,       0, a.to, a.tile_nbytes(), 0, a.tokens, nullptr,
                        stride,  PANEL, nullptr, nullptr, 0, false,
-                       a.fetches->ahead(bits_of(part.weight.format), a.tokens)};
+                       a.fetches->ahead(part.weight.format, a.tokens)};
     (!part.transposed ? project_piece : job.wide_sums ? contract_wide_piece : contract_piece)(job, part, run, first, last);
 }
 

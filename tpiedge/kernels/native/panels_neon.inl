@@ -37,6 +37,20 @@ struct NeonPanels {
         return made;
     }
 
+    static Floats add_product(const Floats &a, float b, const Floats &y) {
+        Floats made;
+        for (int i = 0; i < 4; i++) made.of[i] = vfmaq_n_f32(y.of[i], a.of[i], b);
+        return made;
+    }
+    static void lookup(const uint8_t *table, const uint8_t *from, uint8_t *low, uint8_t *high) {
+        const uint8x16_t values = vld1q_u8(table);
+        for (int i = 0; i < 64; i += 16) {
+            const uint8x16_t both = vld1q_u8(from + i);
+            vst1q_u8(low + i, vqtbl1q_u8(values, vandq_u8(both, vdupq_n_u8(15))));
+            vst1q_u8(high + i, vqtbl1q_u8(values, vshrq_n_u8(both, 4)));
+        }
+    }
+
     static Floats load(const float *from) {
         return {{vld1q_f32(from), vld1q_f32(from + 4), vld1q_f32(from + 8), vld1q_f32(from + 12)}};
     }

@@ -51,6 +51,17 @@ struct PortablePanels {
         for (int r = 0; r < 16; r++) value.of[r] = fmaf(static_cast<float>(sum.of[r]), scales.of[r] * dx, y.of[r]);
         return value;
     }
+    static Floats add_product(const Floats &a, float b, const Floats &y) {
+        Floats value;
+        for (int r = 0; r < 16; r++) value.of[r] = fmaf(a.of[r], b, y.of[r]);
+        return value;
+    }
+    static void lookup(const uint8_t *table, const uint8_t *from, uint8_t *low, uint8_t *high) {
+        for (int i = 0; i < 64; i++) {
+            low[i] = table[from[i] & 15];
+            high[i] = table[from[i] >> 4];
+        }
+    }
     // Above 2^23 an f32 is an integer; below, adding that leaves no bits for a fraction.
     static int32_t rounded(float y) {
         constexpr float INTEGERS = 8388608.0f, LIMIT = 2147483648.0f;
@@ -101,7 +112,7 @@ struct PortablePanels {
         return {scale.dx, sum};
     }
 
-    // Without their offset; eight of 64.
+    // Those of eight bits without their offset; eight of 64.
     template <int BITS>
     struct Codes {
         Eight of[VECTORS];
@@ -118,8 +129,8 @@ struct PortablePanels {
     static void codes4(const uint8_t *from, Codes<4> &low, Codes<4> &high) {
         for (int i = 0; i < VECTORS; i++) {
             const Eight both = widened(from + 8 * i);
-            low.of[i] = (both & 15) - 8;
-            high.of[i] = (both >> 4) - 8;
+            low.of[i] = both & 15;
+            high.of[i] = both >> 4;
         }
     }
     // Four q, twice.
@@ -146,13 +157,21 @@ struct PortablePanels {
 template <>
 struct PortablePanels::Sum<4> {
     Eight of[VECTORS];
+    int32_t correction;
 
-    void start(int32_t) { memset(of, 0, sizeof of); }
+    void start(int32_t start) {
+        memset(of, 0, sizeof of);
+        correction = start;
+    }
     void add(const Codes<4> &codes, const uint8_t *q) {
         const Eight x = repeated(q);
         for (int i = 0; i < VECTORS; i++) of[i] += codes.of[i] * x;
     }
-    Ints total() const { return by_fours(of); }
+    Ints total() const {
+        Ints sums = by_fours(of);
+        for (int r = 0; r < 16; r++) sums.of[r] += correction;
+        return sums;
+    }
 };
 
 // Of eight bits and eight only two: their upper and lower bytes are summed apart.

@@ -243,7 +243,7 @@ struct Quantiser {
 
     template <WeightKind KIND, int BITS>
     static TPIEDGE_INLINE bool quantise_unit(WeightUnit &unit) {
-        const int64_t groups = groups_of(unit.inputs), nbytes = panel_nbytes(unit.inputs, BITS);
+        const int64_t groups = groups_of(unit.inputs), nbytes = panel_nbytes(unit.inputs, BITS == 4 ? tpiedge::Q4 : tpiedge::Q8);
         constexpr int64_t LAST_STEP = GROUP_FILL * PANEL * BITS / 8;
         uint8_t *panel = unit.panels;
         for (int64_t output = 0; output < unit.outputs; output += PANEL, panel += nbytes) {
