@@ -9,6 +9,7 @@
 //   Ints               sixteen exact sums
 //   fold(sum, scales, dx, y)   fma(float(sum), scales * dx, y), each operation rounded once, products first
 //   add_product(a, b, y)   fma(a, b, y) for a float b
+//   product(a, b), negated(a), widened(at)   of Floats; sixteen bytes as Floats
 //   lookup(table, from, low, high)   of 64 bytes: table[byte & 15] and table[byte >> 4], as bytes
 //   add_part(y, sums, squares)   adds sixteen y, each rounded to the nearest integer (halves to even; any integer where it is
 //                      no number or does not fit), to Ints, and their squares to Floats
@@ -249,38 +250,74 @@ using tpiedge::Prepared;
 constexpr int64_t PREPARED_TILES = 32;  // that share what was prepared: their sums stay in the first cache
 
 template <class P>
-void prepare(int64_t format, const uint8_t *block, int64_t inputs, Prepared &made) {
-    const int64_t groups = groups_of(inputs);
-    for (int64_t g = 0; g < groups; g++)
-        if (tpiedge::has_f16_scales(format)) P::store(made.scales[g][0], P::scales(tpiedge::halves_at(block, g)));
-    if (tpiedge::is_two_level(format) || format == tpiedge::Q6_K) {
-        alignas(64) float d[2][PANEL];
-        for (int i = 0; i < 2; i++) P::store(d[i], P::scales(tpiedge::halves_at(block, i)));
-        format == tpiedge::Q6_K ? tpiedge::prepare_halves(block, groups, d[0], made)
-                                : tpiedge::prepare_two_levels(block, groups, d, made);
-    } else if (format == tpiedge::Q4_1 || format == tpiedge::Q5_1) {
-        for (int64_t g = 0; g < groups; g++)
-            P::store(made.minimums[g], P::scales(tpiedge::halves_at(block + LINE_BYTES, g)));
-    } else if (format == tpiedge::Q4_ZERO) {
-        tpiedge::prepare_zeros(block, groups, made);
-    } else if (format == tpiedge::MXFP4) {
-        tpiedge::prepare_powers(block, groups, made);
-    }
-    const uint8_t *codes = block + tpiedge::header_nbytes(format, groups);
-    for (int64_t g = 0; g < groups; g++) {
-        const int64_t some = filled(inputs - g * GROUP < GROUP ? inputs - g * GROUP : GROUP);
-        made.codes[g] = made.bytes[g];
-        if (tpiedge::has_table(format)) {
-            for (int64_t i = 0; i < some; i += 8, codes += LINE_BYTES)
-                P::lookup(tpiedge::table_of(format), codes, made.bytes[g] + i * PANEL, made.bytes[g] + (i + 4) * PANEL);
-            continue;
+inline typename P::Floats scales_at(const uint8_t *header, int64_t row) {
+    return P::scales(reinterpret_cast<const uint16_t *>(header) + row * PANEL);
+}
+
+template <class P>
+void prepare_two_levels(const uint8_t *header, int64_t groups, Prepared &made) {
+    const typename P::Floats d = scales_at<P>(header, 0), d_min = P::negated(scales_at<P>(header, 1));
+    for (int64_t g = 0; g < groups; g += 2) {
+        alignas(16) uint8_t sixths[2][2][PANEL];
+        tpiedge::unpack_sixths(header + LINE_BYTES + g / 2 * 48, sixths);
+        for (int i = 0; i < 2; i++) {
+            P::store(made.scales[g + i][0], P::product(d, P::widened(sixths[i][0])));
+            P::store(made.minimums[g + i], P::product(d_min, P::widened(sixths[i][1])));
         }
-        if (tpiedge::bits_of(format) == 4)
-            made.codes[g] = codes;
-        else
-            tpiedge::prepare_codes(format, codes, some, made.bytes[g]);
-        codes += tpiedge::group_nbytes(format, some);
     }
+}
+
+// Of a block whose first group is group `first` of what is prepared.
+template <class P>
+void prepare_scales(int64_t format, const uint8_t *header, int64_t groups, int64_t first, Prepared &made) {
+    if (tpiedge::is_two_level(format)) return prepare_two_levels<P>(header, groups, made);
+    if (format == tpiedge::MXFP4) return tpiedge::prepare_powers(header, groups, first, made);
+    if (format == tpiedge::Q6_K) {
+        alignas(64) float d[PANEL];
+        P::store(d, scales_at<P>(header, 0));
+        return tpiedge::prepare_halves(header, groups, d, made);
+    }
+    for (int64_t g = 0; g < groups; g++) {
+        const typename P::Floats scales = scales_at<P>(header, g);
+        P::store(made.scales[first + g][0], scales);
+        if (format == tpiedge::Q4_ZERO) {
+            const typename P::Floats zeros = P::widened(header + 2 * LINE_BYTES + g * PANEL);
+            P::store(made.minimums[first + g], P::product(P::negated(scales), zeros));
+        } else if (tpiedge::has_minimums(format)) {
+            P::store(made.minimums[first + g], scales_at<P>(header + LINE_BYTES, g));
+        }
+    }
+}
+
+template <class P>
+void prepare_codes(int64_t format, const uint8_t *codes, int64_t inputs, uint8_t *bytes) {
+    if (tpiedge::bits_of(format) == 6) return tpiedge::widen_codes<6>(codes, inputs, 96, bytes);
+    if (tpiedge::bits_of(format) == 5)
+        return tpiedge::widen_codes<5>(codes, inputs, format == tpiedge::Q5_0 ? 112 : 128, bytes);
+    for (int64_t i = 0; i < inputs; i += 8, codes += LINE_BYTES, bytes += 2 * LINE_BYTES)
+        P::lookup(tpiedge::table_of(format), codes, bytes, bytes + LINE_BYTES);
+}
+
+// The whole blocks, or the last one, at `block`, of up to 256 inputs. Returns where the next one is.
+template <class P>
+const uint8_t *prepare(int64_t format, const uint8_t *block, int64_t inputs, Prepared &made) {
+    const int64_t most = tpiedge::block_groups(format), all = groups_of(inputs);
+    const bool as_stored = tpiedge::codes_as_stored(format);
+    for (int64_t first = 0; first < all; first += most) {
+        const int64_t groups = all - first < most ? all - first : most;
+        prepare_scales<P>(format, block, groups, first, made);
+        block += tpiedge::header_nbytes(format, groups);
+        for (int64_t g = first; g < first + groups; g++) {
+            const int64_t left = inputs - g * GROUP;
+            made.codes[g] = as_stored ? block : made.bytes[g];
+            if (!as_stored && left >= GROUP)
+                prepare_codes<P>(format, block, GROUP, made.bytes[g]);
+            else if (!as_stored)
+                prepare_codes<P>(format, block, filled(left), made.bytes[g]);
+            block += tpiedge::group_nbytes(format, left < GROUP ? left : GROUP);
+        }
+    }
+    return block;
 }
 
 // The block's groups, times a tile of T tokens, added to y [T, 16]. With BITS = 4 codes are as they are stored, without
@@ -312,10 +349,10 @@ struct PreparedTile {
                 fold(block.codes[g], some, q, corrections, block.scales[g][0], x, y);
             if (BITS == 8 && !minimums) continue;
             const typename P::Floats minimum = P::load(block.minimums[g]);
-            for (int t = 0; t < T; t++) {
-                const float sum = static_cast<float>(at<int32_t>(sums_of_q, t)) * -0.125f * at<float>(x, t);
-                y[t] = P::add_product(minimum, sum, y[t]);
-            }
+            float factors[T];
+            for (int t = 0; t < T; t++)
+                factors[t] = static_cast<float>(at<int32_t>(sums_of_q, t)) * -0.125f * at<float>(x, t);
+            for (int t = 0; t < T; t++) y[t] = P::add_product(minimum, factors[t], y[t]);
         }
         for (int t = 0; t < T; t++) P::store(to + t * PANEL, y[t]);
     }
@@ -358,9 +395,8 @@ void add_unit(const PanelRun &run, const float *y, int64_t token, int64_t tokens
 template <class P>
 void prepared_panels(const PanelRun &run) {
     const int64_t format = run.format, nbytes = panel_nbytes(run.inputs, format);
-    const int64_t whole = tpiedge::block_groups(format) * GROUP, most = PREPARED_TILES * P::TOKENS;
-    const auto product = tpiedge::bits_of(format) == 4 && !tpiedge::has_table(format) ? prepared_tokens<P, 4, P::TOKENS>
-                                                                                      : prepared_tokens<P, 8, P::TOKENS>;
+    const int64_t most = PREPARED_TILES * P::TOKENS;
+    const auto product = tpiedge::codes_as_stored(format) ? prepared_tokens<P, 4, P::TOKENS> : prepared_tokens<P, 8, P::TOKENS>;
     Prepared block;
     alignas(64) float y[PREPARED_TILES * P::TOKENS * PANEL];
     for (int64_t output = 0; output < run.outputs; output += PANEL)
@@ -375,10 +411,10 @@ void prepared_panels(const PanelRun &run) {
             for (int64_t unit = 0; unit < (run.sums ? run.units : 1); unit++) {
                 const uint8_t *at = run.data + index * nbytes + unit * run.data_stride;
                 memset(y, 0, tokens * PANEL * sizeof *y);
-                for (int64_t i = 0; i < run.inputs; i += whole) {
-                    const int64_t inputs = run.inputs - i < whole ? run.inputs - i : whole;
-                    prepare<P>(format, at, inputs, block);
-                    at += tpiedge::block_nbytes(format, inputs);
+                for (int64_t i = 0; i < run.inputs; i += tpiedge::PREPARED_INPUTS) {
+                    const int64_t left = run.inputs - i;
+                    const int64_t inputs = left < tpiedge::PREPARED_INPUTS ? left : tpiedge::PREPARED_INPUTS;
+                    at = prepare<P>(format, at, inputs, block);
                     const int64_t before = run.unit_nbytes + unit * quantised_nbytes(run.inputs) + quantised_nbytes(i);
                     for (int64_t t = 0; t < tokens; t += P::TOKENS) {
                         const int64_t some = tokens - t < P::TOKENS ? tokens - t : P::TOKENS;

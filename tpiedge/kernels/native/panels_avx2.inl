@@ -86,6 +86,15 @@ struct Avx2Panels : AvxPanels {
         return {_mm256_fmadd_ps(a.low, factor, y.low), _mm256_fmadd_ps(a.high, factor, y.high)};
     }
 
+    static Floats product(const Floats &a, const Floats &b) {
+        return {_mm256_mul_ps(a.low, b.low), _mm256_mul_ps(a.high, b.high)};
+    }
+    static Floats negated(const Floats &a) { return product(a, {_mm256_set1_ps(-1.0f), _mm256_set1_ps(-1.0f)}); }
+    static __m256 eight_widened(const uint8_t *from) {
+        return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(from))));
+    }
+    static Floats widened(const uint8_t *from) { return {eight_widened(from), eight_widened(from + 8)}; }
+
     static Floats load(const float *from) { return {_mm256_loadu_ps(from), _mm256_loadu_ps(from + 8)}; }
     static Ints load_ints(const int32_t *from) {
         const __m256i *at = reinterpret_cast<const __m256i *>(from);

@@ -37,6 +37,21 @@ struct Avx512Vnni : AvxPanels {
 
     static Floats add_product(Floats a, float b, Floats y) { return _mm512_fmadd_ps(a, _mm512_set1_ps(b), y); }
 
+    static Floats product(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
+    static Floats negated(Floats a) { return _mm512_mul_ps(a, _mm512_set1_ps(-1.0f)); }
+    static Floats widened(const uint8_t *from) {
+        const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i *>(from));
+        return _mm512_maskz_cvtepi32_ps(0xffff, _mm512_maskz_cvtepu8_epi32(0xffff, bytes));
+    }
+
+    static void lookup(const uint8_t *table, const uint8_t *from, uint8_t *low, uint8_t *high) {
+        const __m512i values = _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i *>(table)));
+        __m512i both[2];
+        codes4(from, both[0], both[1]);
+        _mm512_storeu_si512(low, _mm512_shuffle_epi8(values, both[0]));
+        _mm512_storeu_si512(high, _mm512_shuffle_epi8(values, both[1]));
+    }
+
     static Floats load(const float *from) { return _mm512_loadu_ps(from); }
     static Ints load_ints(const int32_t *from) { return _mm512_loadu_si512(from); }
     static void store_ints(int32_t *to, Ints value) { _mm512_storeu_si512(to, value); }

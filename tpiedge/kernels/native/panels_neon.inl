@@ -42,6 +42,26 @@ struct NeonPanels {
         for (int i = 0; i < 4; i++) made.of[i] = vfmaq_n_f32(y.of[i], a.of[i], b);
         return made;
     }
+    static Floats product(const Floats &a, const Floats &b) {
+        Floats made;
+        for (int i = 0; i < 4; i++) made.of[i] = vmulq_f32(a.of[i], b.of[i]);
+        return made;
+    }
+    static Floats negated(const Floats &a) {
+        Floats made;
+        for (int i = 0; i < 4; i++) made.of[i] = vnegq_f32(a.of[i]);
+        return made;
+    }
+    static Floats widened(const uint8_t *from) {
+        const uint8x16_t bytes = vld1q_u8(from);
+        const uint16x8_t halves[2] = {vmovl_u8(vget_low_u8(bytes)), vmovl_u8(vget_high_u8(bytes))};
+        Floats made;
+        for (int i = 0; i < 4; i++) {
+            const uint16x8_t half = halves[i / 2];
+            made.of[i] = vcvtq_f32_u32(vmovl_u16(i % 2 ? vget_high_u16(half) : vget_low_u16(half)));
+        }
+        return made;
+    }
     static void lookup(const uint8_t *table, const uint8_t *from, uint8_t *low, uint8_t *high) {
         const uint8x16_t values = vld1q_u8(table);
         for (int i = 0; i < 64; i += 16) {

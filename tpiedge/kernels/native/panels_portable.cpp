@@ -56,6 +56,21 @@ struct PortablePanels {
         for (int r = 0; r < 16; r++) value.of[r] = fmaf(a.of[r], b, y.of[r]);
         return value;
     }
+    static Floats product(const Floats &a, const Floats &b) {
+        Floats value;
+        for (int r = 0; r < 16; r++) value.of[r] = a.of[r] * b.of[r];
+        return value;
+    }
+    static Floats negated(const Floats &a) {
+        Floats value;
+        for (int r = 0; r < 16; r++) value.of[r] = -a.of[r];
+        return value;
+    }
+    static Floats widened(const uint8_t *from) {
+        Floats value;
+        for (int r = 0; r < 16; r++) value.of[r] = from[r];
+        return value;
+    }
     static void lookup(const uint8_t *table, const uint8_t *from, uint8_t *low, uint8_t *high) {
         for (int i = 0; i < 64; i++) {
             low[i] = table[from[i] & 15];
@@ -118,17 +133,17 @@ struct PortablePanels {
         Eight of[VECTORS];
     };
 
-    static Eight widened(const uint8_t *from) {
+    static Eight eight(const uint8_t *from) {
         Bytes bytes;
         memcpy(&bytes, from, sizeof bytes);
         return __builtin_convertvector(bytes, Eight);
     }
     static void codes8(const uint8_t *from, Codes<8> &codes) {
-        for (int i = 0; i < VECTORS; i++) codes.of[i] = widened(from + 8 * i) - 128;
+        for (int i = 0; i < VECTORS; i++) codes.of[i] = eight(from + 8 * i) - 128;
     }
     static void codes4(const uint8_t *from, Codes<4> &low, Codes<4> &high) {
         for (int i = 0; i < VECTORS; i++) {
-            const Eight both = widened(from + 8 * i);
+            const Eight both = eight(from + 8 * i);
             low.of[i] = both & 15;
             high.of[i] = both >> 4;
         }
