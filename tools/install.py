@@ -60,7 +60,7 @@ def choose_torch(
     """Chooses the source of torch; pip's own `settings` win, then a CUDA card, then `index` if it has torch."""
     if settings:
         names = ", ".join(settings)
-        words = f"torch comes from where pip's settings say ({names}); a build for CUDA there would be {CUDA_MB} MB"
+        words = f"torch comes from pip's own {names} ({CUDA_MB} MB if only a CUDA build is there)"
         return TorchSource(None, TORCH_MB, words)
     if has_card():
         return TorchSource(None, CUDA_MB, "torch is the build for CUDA, as this computer has a CUDA card")
@@ -149,8 +149,8 @@ def closing(binaries: Path, found: str | None, shell: str) -> list[str]:
             line, file = f"fish_add_path {folder}", ""
         case "csh" | "tcsh":
             line, file = f'setenv PATH {folder}:"$PATH"', "~/.cshrc"
-    where = f"in this terminal (in {file}: in every one)" if file else "in every terminal"
-    return [f"This makes tpiedge a command {where} and tells a first story:", "", f"  {line}", first]
+    where = f" (the first line also into {file}, for every terminal)" if file else ""
+    return [f"Type this{where}:", "", f"  {line}", first]
 
 
 def main() -> int:

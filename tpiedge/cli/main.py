@@ -12,7 +12,6 @@ from pathlib import Path
 import click
 from click.shell_completion import get_completion_class
 
-from tpiedge import __version__
 from tpiedge.cli.entry import Terminated, honour_signals
 from tpiedge.cli.options import usage_words
 from tpiedge.cli.settings import ConfiguredGroup
@@ -108,7 +107,7 @@ class _Verbs(ConfiguredGroup):
 
 
 @click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="tpiedge", help="Show the version.")
+@click.version_option(package_name="tpiedge", prog_name="tpiedge", help="Show the version.")
 def cli() -> None:
     """Serve one language model with several weak machines."""
 

@@ -95,7 +95,7 @@ def admin_lines(url: str, admin: AdminKey) -> list[str]:
     without a terminal as standard error, because a log would keep the link."""
     if not (sys.stderr.isatty() and is_loopback(urlsplit(url).netloc)):
         return []
-    return [f"to manage the machines there (works once):  {admin_link(url, admin.new_code())}"]
+    return [f"manage the machines on the page (link works once):  {admin_link(url, admin.new_code())}"]
 
 
 def next_lines(http: Address, url: str, needs_key: bool, invited: Sequence[str]) -> Iterator[str]:

@@ -193,7 +193,7 @@ def _lines(status: dict[str, Any], called: Mapping[str, str], away: int) -> Iter
         yield f"all-reduce: {ways}{why}"
     if status["ready"]:
         shows = sanitised(status["split_shows"])
-        other = f"the last bits may change with the machines' shares, because of {shows}"
+        other = f"may differ slightly with other shares ({shows})"
         yield f"answers: {other if shows else 'bit-identical for any shares'}"
     yield f"{status['running']} running, {status['queued']} queued"
     yield from waiting_lines(status["pending"])

@@ -25,30 +25,28 @@ _LINE_BYTES = 64
 
 
 class Scales(Enum):
-    """What a group of an output has beside its codes: the fields of a record, and the groups of a block.
+    """What a group of an output has beside its codes: the fields of a record, and their bytes for 16 outputs.
 
     The scale is s, d s (each half of a group has an own s), or 2**(e - 128). A minimum, which is added to every weight,
-    is m, -z s, or -d_min m.
+    is m, -z s, or -d_min m. All groups of a block have one d and one d_min.
     """
 
-    PLAIN = ({"s": "<f2"}, 2)
-    WITH_MINIMUM = ({"s": "<f2", "m": "<f2"}, 2)
-    WITH_ZERO = ({"s": "<f2", "z": "u1"}, 4)
-    TWO_LEVELS = ({"d": "<f2", "d_min": "<f2", "s": "u1", "m": "u1"}, 8)
-    HALVES = ({"d": "<f2", "s": np.dtype(("i1", 2))}, 8)
-    POWERS = ({"e": "u1"}, 4)
+    PLAIN = ({"s": "<f2"}, 32)
+    WITH_MINIMUM = ({"s": "<f2", "m": "<f2"}, 64)
+    WITH_ZERO = ({"s": "<f2", "z": "u1"}, 48)
+    TWO_LEVELS = ({"d": "<f2", "d_min": "<f2", "s": "u1", "m": "u1"}, 24)
+    HALVES = ({"d": "<f2", "s": np.dtype(("i1", 2))}, 32)
+    POWERS = ({"e": "u1"}, 16)
 
-    def __init__(self, fields: Mapping[str, Any], groups: int) -> None:
+    def __init__(self, fields: Mapping[str, Any], group_nbytes: int) -> None:
         self.dtype: Final = np.dtype(list(fields.items()))
-        self.groups: Final = groups
+        self._group_nbytes = group_nbytes
 
     def header_nbytes(self, groups: int) -> int:
         """Returns the bytes before the codes of a block with so many groups."""
         if self is Scales.TWO_LEVELS:
-            return _LINE_BYTES + _lines(48 * -(-groups // 2))
-        if self is Scales.HALVES:
-            return _lines(32 + 32 * groups)
-        return {Scales.WITH_MINIMUM: 2, Scales.WITH_ZERO: 3}.get(self, 1) * _LINE_BYTES
+            return _LINE_BYTES + _lines(groups + groups % 2, 24)
+        return _lines(groups + (self is Scales.HALVES), self._group_nbytes)
 
 
 @dataclass(frozen=True)
@@ -62,6 +60,13 @@ class PanelFormat:
     scales: Scales
     offset: int = 0
     table: tuple[int, ...] = ()
+
+    @property
+    def groups(self) -> int:
+        """Groups of a block."""
+        if self.scales is Scales.WITH_MINIMUM:
+            return 1
+        return 2 if self.name in ("q4", "q8") else 8
 
     @property
     def values(self) -> Array:
@@ -125,9 +130,9 @@ class PanelShape:
 
     def _blocks(self) -> Iterator[tuple[int, int]]:
         """Yields (blocks, inputs of each): whole blocks, then the rest."""
-        whole, rest = divmod(self.inputs, self.format.scales.groups * GROUP)
+        whole, rest = divmod(self.inputs, self.format.groups * GROUP)
         if whole:
-            yield whole, self.format.scales.groups * GROUP
+            yield whole, self.format.groups * GROUP
         if rest:
             yield 1, rest
 
@@ -251,8 +256,8 @@ def dequantise_output(panel: Array, shape: PanelShape, output: int) -> Array:
     return row
 
 
-def _lines(nbytes: int) -> int:
-    return -(-nbytes // _LINE_BYTES) * _LINE_BYTES
+def _lines(count: int, nbytes: int) -> int:
+    return -(-count * nbytes // _LINE_BYTES) * _LINE_BYTES
 
 
 def _parts(panels_PB: Array, shape: PanelShape) -> Iterator[tuple[Array, slice, int]]:
@@ -286,9 +291,9 @@ def _header(blocks_PNB: Array, groups: int, kind: Scales) -> Iterator[tuple[str,
     else:
         yield "s", at(0, groups, 2)
         if kind is Scales.WITH_MINIMUM:
-            yield "m", at(_LINE_BYTES, groups, 2)
+            yield "m", at(32, 1, 2)
         elif kind is Scales.WITH_ZERO:
-            yield "z", at(2 * _LINE_BYTES, groups, 1)
+            yield "z", at(32 * groups, groups, 1)
 
 
 def _sixths(blocks_PNB: Array, groups: int) -> Array:
@@ -342,7 +347,7 @@ def _read(blocks_PNB: Array, scales_OG: Array, codes_OI: Array, inputs: int, for
 def _codes(blocks_PNB: Array, codes_OI: Array, inputs: int, form: PanelFormat, *, write: bool) -> None:
     """Moves codes to or from blocks whose headers are done. Of four inputs, a line of 64 bytes has each output's codes
     side by side. Four bits: a line has eight inputs, the second four in the upper bits. What five and six bits have
-    above four is in one or two lines behind them: bit i, or bits 2 (i mod 4) and the next, of the four inputs i."""
+    above four is in one or two lines before them: bit i, or bits 2 (i mod 4) and the next, of the four inputs i."""
     panels, blocks = blocks_PNB.shape[:2]
     at = form.scales.header_nbytes(-(-inputs // GROUP))
     by_group = codes_OI.reshape(panels, PANEL, blocks, -1, GROUP)
@@ -361,7 +366,7 @@ def _codes(blocks_PNB: Array, codes_OI: Array, inputs: int, form: PanelFormat, *
                 codes[:] = stored
         else:
             fours = filled // 4
-            nibbles, planes = stored[:, :, : fours // 2], stored[:, :, fours // 2 :]
+            planes, nibbles = stored[:, :, : -fours // 2], stored[:, :, -fours // 2 :]
             if write:
                 nibbles[:] = codes[:, :, ::2] & 15 | (codes[:, :, 1::2] & 15) << 4
             else:

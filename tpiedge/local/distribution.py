@@ -91,8 +91,11 @@ def shell_lines(made: Installer, url: str, connect: str, token: str) -> list[str
         f"for v in {needs}; do find -L /lib /lib64 /usr/lib /usr/lib64 -maxdepth 2 -name 'lib[cms]*.so.6' \\",
         '  -exec grep -qF "$v" {} \\; -print 2>/dev/null | grep -q . || f=; done',
         f'[ "$f" ] || {{ {other}; }}',
-        '[ "$f" ] && python3 -m venv ~/tpiedge && ~/tpiedge/bin/python -m pip install \\',
-        f'  --extra-index-url {TORCH_INDEX} torch=={torch} "tpiedge @ {url}/$f" &&',
+        f'[ "$f" ] && python3 -m venv ~/tpiedge && p=~/tpiedge/bin/python i={TORCH_INDEX} &&',
+        # pip would ask an index that does not answer five times for every package.
+        'if "$p" -m pip -vv index versions torch -i $i --timeout 5 --retries 0 2>&1 | grep -q "fetch URL $i"; then',
+        '  echo "$i does not answer: torch comes from pip\'s usual index, perhaps with CUDA"; i=; fi &&',
+        f'"$p" -m pip install ${{i:+--extra-index-url=$i}} torch=={torch} "tpiedge @ {url}/$f" &&',
         # The shell finds `tpiedge` from then on, and its own python3 as before: pasted again, the lines upgrade.
         f"PATH=$PATH:~/tpiedge/bin && ~/tpiedge/bin/tpiedge worker --connect {connect} --token {token}",
     ]

@@ -178,7 +178,7 @@ class _Candidates:
             return SpareReason("no room", f"{why}: free some there, or start it again with another --cache")
         least_s, without_s = seconds
         trip = format_seconds(machine.round_trip_s)
-        because = f"{2 * model.num_layers} exchanges per token; a round trip to it takes {trip}"
+        because = f"{2 * model.num_layers} exchanges; a round trip takes {trip}"
         with_s = max(least_s, without_s)  # with whole units it is no faster
         return slower(with_s, without_s, because, workers)
 
@@ -193,10 +193,11 @@ def _pick(machines: Sequence[MachineFacts], members: Sequence[int]) -> list[Mach
 
 def slower(with_s: float, without_s: float, because: str, workers: int) -> SpareReason:
     """Says that a machine saves no time. `with_s` and `without_s` are seconds per token."""
+    how = "slower" if with_s > without_s else "hardly faster"
     return SpareReason(
         "slower",
-        f"a token takes about {format_seconds(with_s)} with it and {format_seconds(without_s)} without it "
-        f"({because}); tpiedge master --min-workers {workers} would use it",
+        f"answers would be {how} with it ({format_seconds(with_s)} instead of {format_seconds(without_s)} per token; "
+        f"{because}); tpiedge master --min-workers {workers} uses it anyway",
     )
 
 

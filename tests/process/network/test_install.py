@@ -13,6 +13,7 @@ import pytest
 from tests.process.conftest import Exact
 from tests.process.network.cluster import NetworkCluster
 from tests.process.network.namespaces import Namespaces
+from tpiedge import __version__
 
 _LIMIT_S = 120.0
 
@@ -83,4 +84,4 @@ def test_other_kinds_of_machines_compile_the_sources(
     told = subprocess.run(
         [home / "tpiedge/bin/tpiedge", "--version"], capture_output=True, text=True, check=True
     )
-    assert told.stdout.startswith("tpiedge")
+    assert told.stdout.startswith(f"tpiedge, version {__version__}+")

@@ -61,7 +61,7 @@ def test_reason_for_an_unused_machine_is_printed_once(changes: dict[str, object]
             "?",
         ),
         (STAR | {"collective_why": "nodes 1 and 2 \x07"}, "all-reduce: star: nodes 1 and 2 ", "\x07"),
-        ({"split_shows": "bf16 \x07"}, "because of bf16 ", "\x07"),
+        ({"split_shows": "bf16 \x07"}, "other shares (bf16 ", "\x07"),
         ({"ready": False}, "not ready", "answers:"),
         ({"ready": False, "asleep": True, "reason": "why"}, "asleep: why", "not ready"),
         ({"model": "phi\x07", "reason": "other is next"}, "phi", "\x07"),

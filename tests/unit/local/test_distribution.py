@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tpiedge.local.distribution import Installer, shell_lines
+from tpiedge.local.distribution import TORCH_INDEX, Installer, shell_lines
 
 
 def made_of(folder: Path, wheel: bytes) -> Installer:
@@ -36,6 +36,24 @@ def test_machine_with_older_libraries_gets_the_sources(
     done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == made.address(chosen)
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_index_that_does_not_answer_is_asked_once(tmp_path: Path, answers: bool) -> None:
+    fails = "" if answers else f"Could not fetch URL {TORCH_INDEX}/torch/: connection error - skipping"
+    for path, does in (("tpiedge/bin/python", f'echo "{fails}"; echo "$*" >&3'), ("python3", "")):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(f"#!/bin/sh\n{does}\n")
+        (tmp_path / path).chmod(0o755)
+    *lines, _ = shell_lines(made_of(tmp_path, b"wheel"), "http://pi:7074", "pi:7070", "t")
+    script = "\n".join(["exec 3>asked", *lines, "true"])
+    env = {"HOME": str(tmp_path), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        ["sh", "-c", script], env=env, cwd=tmp_path, capture_output=True, timeout=60, check=True
+    )
+    installs = (tmp_path / "asked").read_text().splitlines()[1]
+    assert (f"--extra-index-url={TORCH_INDEX} torch==" in installs) == answers
+    assert (b"does not answer" in done.stdout) != answers
 
 
 def test_shell_that_installed_tpiedge_finds_it(tmp_path: Path) -> None:

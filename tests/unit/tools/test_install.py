@@ -30,7 +30,7 @@ case "$*" in
 esac
 """
 SAID = [
-    "setup: torch comes from where pip's settings say (find-links); a build for CUDA there would be 2700 MB",
+    "setup: torch comes from pip's own find-links (2700 MB if only a CUDA build is there)",
     "setup: downloading about 240 MB (1 min at 50 Mbit/s), less if pip finds some on this computer; "
     "unpacking and compiling take 1 or 2 min more",
     "setup: meanwhile compiling the native kernels and installing tpiedge: about 1 min",
@@ -150,8 +150,8 @@ def test_failed_virtual_environment_names_the_package(
 @pytest.mark.parametrize(
     ("settings", "card", "index", "found", "source"),
     [
-        (["find-links"], False, INDEX, True, (None, TORCH_MB, "pip's settings say (find-links)")),
-        (["index-url"], True, INDEX, True, (None, TORCH_MB, "pip's settings say (index-url)")),
+        (["find-links"], False, INDEX, True, (None, TORCH_MB, "from pip's own find-links (")),
+        (["index-url"], True, INDEX, True, (None, TORCH_MB, "from pip's own index-url (")),
         ([], True, INDEX, True, (None, CUDA_MB, "as this computer has a CUDA card")),
         ([], False, INDEX, True, (INDEX, TORCH_MB, f"the build for CPUs, from {INDEX}")),
         ([], False, INDEX, False, (None, CUDA_MB, f"{INDEX} cannot be reached or lacks this torch")),

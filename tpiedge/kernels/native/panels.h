@@ -48,14 +48,13 @@ constexpr int64_t bits_of(int64_t format) {
 constexpr bool is_two_level(int64_t format) { return format == Q4_K || format == Q5_K; }
 // Of a block, whose header precedes its codes.
 constexpr int64_t block_groups(int64_t format) {
-    if (is_two_level(format) || format == Q6_K) return 8;
-    return format == Q4_ZERO || format == MXFP4 ? 4 : 2;
+    return format == Q4 || format == Q8 ? 2 : format == Q4_1 || format == Q5_1 ? 1 : 8;
 }
 constexpr int64_t whole_lines(int64_t nbytes) { return (nbytes + LINE_BYTES - 1) / LINE_BYTES * LINE_BYTES; }
 constexpr int64_t header_nbytes(int64_t format, int64_t groups) {
     if (is_two_level(format)) return LINE_BYTES + whole_lines((groups + 1) / 2 * 48);
     if (format == Q6_K) return whole_lines(32 + 32 * groups);
-    return (format == Q4_ZERO ? 3 : format == Q4_1 || format == Q5_1 ? 2 : 1) * LINE_BYTES;
+    return whole_lines(groups * (format == MXFP4 ? 16 : format == Q4_ZERO ? 48 : format == Q4_1 || format == Q5_1 ? 64 : 32));
 }
 // Of a group, or of its first inputs: those of five and six bits have one or two lines more.
 constexpr int64_t group_nbytes(int64_t format, int64_t inputs) {

@@ -9,7 +9,8 @@
 //   Ints               sixteen exact sums
 //   fold(sum, scales, dx, y)   fma(float(sum), scales * dx, y), each operation rounded once, products first
 //   add_product(a, b, y)   fma(a, b, y) for a float b
-//   product(a, b), negated(a), widened(at)   of Floats; sixteen bytes as Floats
+//   product(a, b), negated(a), widened(bytes), widened_signed(bytes)   of Floats; sixteen bytes as Floats
+//   power(at)          power (prepared.h) of sixteen bytes
 //   lookup(table, from, low, high)   of 64 bytes: table[byte & 15] and table[byte >> 4], as bytes
 //   add_part(y, sums, squares)   adds sixteen y, each rounded to the nearest integer (halves to even; any integer where it is
 //                      no number or does not fit), to Ints, and their squares to Floats
@@ -27,6 +28,8 @@
 // Everything lives in an unnamed namespace: two sources must never share code compiled for different CPUs.
 
 #include <string.h>
+
+#include <utility>
 
 #include "panels.h"
 #include "prepared.h"
@@ -247,6 +250,7 @@ void plain_panels(const PanelRun &run) {
 
 using tpiedge::Prepared;
 
+constexpr int64_t PREPARED_BYTES = 3072; // how far ahead
 constexpr int64_t PREPARED_TILES = 32;  // that share what was prepared: their sums stay in the first cache
 
 template <class P>
@@ -254,99 +258,152 @@ inline typename P::Floats scales_at(const uint8_t *header, int64_t row) {
     return P::scales(reinterpret_cast<const uint16_t *>(header) + row * PANEL);
 }
 
-template <class P>
-void prepare_two_levels(const uint8_t *header, int64_t groups, Prepared &made) {
-    const typename P::Floats d = scales_at<P>(header, 0), d_min = P::negated(scales_at<P>(header, 1));
-    for (int64_t g = 0; g < groups; g += 2) {
-        alignas(16) uint8_t sixths[2][2][PANEL];
-        tpiedge::unpack_sixths(header + LINE_BYTES + g / 2 * 48, sixths);
-        for (int i = 0; i < 2; i++) {
-            P::store(made.scales[g + i][0], P::product(d, P::widened(sixths[i][0])));
-            P::store(made.minimums[g + i], P::product(d_min, P::widened(sixths[i][1])));
-        }
-    }
-}
+// The scales of a group, or of half of it, from the header of its block; and what is added to its weights.
+template <class P, int64_t FORMAT>
+struct Header {
+    const uint8_t *at;
+    int64_t groups;
+    typename P::Floats d, d_min;
 
-// Of a block whose first group is group `first` of what is prepared.
-template <class P>
-void prepare_scales(int64_t format, const uint8_t *header, int64_t groups, int64_t first, Prepared &made) {
-    if (tpiedge::is_two_level(format)) return prepare_two_levels<P>(header, groups, made);
-    if (format == tpiedge::MXFP4) return tpiedge::prepare_powers(header, groups, first, made);
-    if (format == tpiedge::Q6_K) {
-        alignas(64) float d[PANEL];
-        P::store(d, scales_at<P>(header, 0));
-        return tpiedge::prepare_halves(header, groups, d, made);
+    inline Header(const uint8_t *header, int64_t groups) : at(header), groups(groups) {
+        if constexpr (tpiedge::is_two_level(FORMAT) || FORMAT == tpiedge::Q6_K) d = scales_at<P>(at, 0);
+        if constexpr (tpiedge::is_two_level(FORMAT)) d_min = P::negated(scales_at<P>(at, 1));
     }
-    for (int64_t g = 0; g < groups; g++) {
-        const typename P::Floats scales = scales_at<P>(header, g);
-        P::store(made.scales[first + g][0], scales);
-        if (format == tpiedge::Q4_ZERO) {
-            const typename P::Floats zeros = P::widened(header + 2 * LINE_BYTES + g * PANEL);
-            P::store(made.minimums[first + g], P::product(P::negated(scales), zeros));
-        } else if (tpiedge::has_minimums(format)) {
-            P::store(made.minimums[first + g], scales_at<P>(header + LINE_BYTES, g));
-        }
+    inline typename P::Floats scales(int64_t group, int64_t half) const {
+        if constexpr (FORMAT == tpiedge::MXFP4) return P::power(at + group * PANEL);
+        if constexpr (FORMAT == tpiedge::Q6_K)
+            return P::product(d, P::widened_signed(tpiedge::load(at + (1 + group) * 2 * PANEL + half * PANEL)));
+        if constexpr (tpiedge::is_two_level(FORMAT)) return P::product(d, P::widened(tpiedge::sixth(at, group, 0)));
+        return scales_at<P>(at, group);
     }
-}
+    inline typename P::Floats minimums(int64_t group) const {
+        if constexpr (tpiedge::is_two_level(FORMAT)) return P::product(d_min, P::widened(tpiedge::sixth(at, group, 1)));
+        if constexpr (FORMAT != tpiedge::Q4_ZERO) return scales_at<P>(at, 1);
+        const auto zeros = tpiedge::load(at + (2 * groups + group) * PANEL);
+        return P::product(P::negated(scales_at<P>(at, group)), P::widened(zeros));
+    }
+};
 
-template <class P>
-void prepare_codes(int64_t format, const uint8_t *codes, int64_t inputs, uint8_t *bytes) {
-    if (tpiedge::bits_of(format) == 6) return tpiedge::widen_codes<6>(codes, inputs, 96, bytes);
-    if (tpiedge::bits_of(format) == 5)
-        return tpiedge::widen_codes<5>(codes, inputs, format == tpiedge::Q5_0 ? 112 : 128, bytes);
+template <class P, int64_t FORMAT>
+inline void some_bytes(const uint8_t *codes, int64_t inputs, uint8_t *bytes) {
+    if constexpr (tpiedge::bits_of(FORMAT) > 4) return tpiedge::widen_codes<FORMAT>(codes, inputs, bytes);
     for (int64_t i = 0; i < inputs; i += 8, codes += LINE_BYTES, bytes += 2 * LINE_BYTES)
-        P::lookup(tpiedge::table_of(format), codes, bytes, bytes + LINE_BYTES);
+        P::lookup(tpiedge::table_of(FORMAT), codes, bytes, bytes + LINE_BYTES);
 }
 
-// The whole blocks, or the last one, at `block`, of up to 256 inputs. Returns where the next one is.
-template <class P>
-const uint8_t *prepare(int64_t format, const uint8_t *block, int64_t inputs, Prepared &made) {
-    const int64_t most = tpiedge::block_groups(format), all = groups_of(inputs);
-    const bool as_stored = tpiedge::codes_as_stored(format);
-    for (int64_t first = 0; first < all; first += most) {
-        const int64_t groups = all - first < most ? all - first : most;
-        prepare_scales<P>(format, block, groups, first, made);
-        block += tpiedge::header_nbytes(format, groups);
-        for (int64_t g = first; g < first + groups; g++) {
-            const int64_t left = inputs - g * GROUP;
-            made.codes[g] = as_stored ? block : made.bytes[g];
-            if (!as_stored && left >= GROUP)
-                prepare_codes<P>(format, block, GROUP, made.bytes[g]);
-            else if (!as_stored)
-                prepare_codes<P>(format, block, filled(left), made.bytes[g]);
-            block += tpiedge::group_nbytes(format, left < GROUP ? left : GROUP);
+template <class P, int64_t FORMAT>
+void to_bytes(const uint8_t *codes, int64_t inputs, uint8_t *bytes) {
+    if (inputs == GROUP)
+        some_bytes<P, FORMAT>(codes, GROUP, bytes);
+    else
+        some_bytes<P, FORMAT>(codes, inputs, bytes);
+}
+
+// Blocks of up to 256 inputs. Returns where the next one is.
+template <class P, int64_t FORMAT>
+const uint8_t *prepare(const uint8_t *block, int64_t inputs, Prepared &made) {
+    if constexpr (!tpiedge::codes_as_stored(FORMAT)) made.to_bytes = to_bytes<P, FORMAT>;
+    for (int64_t g = 0; g * GROUP < inputs;) {
+        const int64_t left = groups_of(inputs) - g, most = tpiedge::block_groups(FORMAT), groups = left < most ? left : most;
+        const Header<P, FORMAT> header(block, groups);
+        block += tpiedge::header_nbytes(FORMAT, groups);
+        for (int64_t i = 0; i < groups; i++, g++) {
+            for (int half = 0; half < (FORMAT == tpiedge::Q6_K ? 2 : 1); half++)
+                P::store(made.scales[g][half], header.scales(i, half));
+            if constexpr (tpiedge::has_minimums(FORMAT)) P::store(made.minimums[g], header.minimums(i));
+            made.codes[g] = block;
+            block += tpiedge::group_nbytes(FORMAT, inputs - g * GROUP < GROUP ? inputs - g * GROUP : GROUP);
         }
     }
     return block;
+}
+
+// As much of whole groups, times one token, added to y, without a detour through memory.
+template <class P, int64_t FORMAT>
+const uint8_t *multiply_one(const uint8_t *block, int64_t inputs, const uint8_t *x, float *to) {
+    typename P::Floats y = P::load(to);
+    for (int64_t left = inputs / GROUP; left > 0; left -= tpiedge::block_groups(FORMAT)) {
+        const int64_t groups = left < tpiedge::block_groups(FORMAT) ? left : tpiedge::block_groups(FORMAT);
+        const Header<P, FORMAT> header(block, groups);
+        block += tpiedge::header_nbytes(FORMAT, groups);
+        for (int64_t g = 0; g < groups; g++, x += quantised_nbytes(GROUP), block += tpiedge::group_nbytes(FORMAT, GROUP)) {
+            const int32_t sum_of_q = at<int32_t>(x, 1), first = at<int32_t>(x, 2);
+            const float dx = at<float>(x, 0);
+            constexpr bool halves = FORMAT == tpiedge::Q6_K;
+            typename P::template Sum<8> sums[2];
+            sums[0].start(tpiedge::codes_as_stored(FORMAT) ? 0 : halves ? first : sum_of_q);
+            sums[1].start(sum_of_q - first);
+            const uint8_t *lines = block + (tpiedge::bits_of(FORMAT) - 4) * LINE_BYTES;
+            tpiedge::Line plane = {}, both[2];
+            for (int i = 0; i < 4; i++, lines += LINE_BYTES) {
+                if (tpiedge::bits_of(FORMAT) > 4 && (halves ? i % 2 == 0 : i == 0))
+                    tpiedge::load_line(block + i / 2 * LINE_BYTES, plane);
+                P::template bytes_of<FORMAT>(lines, plane, both);
+                for (int four = 0; four < 2; four++)
+                    sums[halves ? i / 2 : 0].add(P::codes_of(both[four]), x + QUANTISED_HEAD + 8 * i + 4 * four);
+            }
+            y = P::fold(sums[0].total(), header.scales(g, 0), dx, y);
+            if constexpr (halves) y = P::fold(sums[1].total(), header.scales(g, 1), dx, y);
+            if constexpr (tpiedge::has_minimums(FORMAT))
+                y = P::add_product(header.minimums(g), static_cast<float>(sum_of_q) * -0.125f * dx, y);
+        }
+    }
+    P::store(to, y);
+    return block;
+}
+
+template <class P>
+using MultiplyOne = const uint8_t *(*)(const uint8_t *, int64_t, const uint8_t *, float *);
+
+template <class P, int64_t... FORMAT>
+MultiplyOne<P> multiply_one_of(int64_t format, std::integer_sequence<int64_t, FORMAT...>) {
+    if constexpr (P::IN_REGISTERS) {
+        static constexpr MultiplyOne<P> ALL[] = {multiply_one<P, FORMAT>...};
+        return ALL[format];
+    }
+    return nullptr;
+}
+
+template <class P>
+using Prepare = const uint8_t *(*)(const uint8_t *, int64_t, Prepared &);
+
+template <class P, int64_t... FORMAT>
+Prepare<P> prepare_of(int64_t format, std::integer_sequence<int64_t, FORMAT...>) {
+    static constexpr Prepare<P> ALL[] = {prepare<P, FORMAT>...};
+    return ALL[format];
 }
 
 // The block's groups, times a tile of T tokens, added to y [T, 16]. With BITS = 4 codes are as they are stored, without
 // offset.
 template <class P, int BITS, int T>
 struct PreparedTile {
-    static void compute(const Prepared &block, int64_t inputs, bool halves, bool minimums, const uint8_t *x, float *to) {
+    static void compute(Prepared &block, int64_t inputs, bool halves, bool minimums, const uint8_t *x, float *to, bool first,
+                        int64_t ahead) {
         static constexpr int32_t NONE[T] = {};
         typename P::Floats y[T];
         for (int t = 0; t < T; t++) y[t] = P::load(to + t * PANEL);
         const int64_t step = quantised_nbytes(GROUP) * T;
         for (int64_t g = 0; g * GROUP < inputs; g++, x += step) {
             const int64_t some = filled(inputs - g * GROUP < GROUP ? inputs - g * GROUP : GROUP);
+            for (int64_t i = 0; i < ahead; i += LINE_BYTES) __builtin_prefetch(block.codes[g] + PREPARED_BYTES + i);
+            if (BITS == 8 && first) block.to_bytes(block.codes[g], some, block.bytes[g]);
+            const uint8_t *const codes = BITS == 8 ? block.bytes[g] : block.codes[g];
             const uint8_t *const q = x + QUANTISED_HEAD * T, *const sums_of_q = x + 4 * T;
             if (BITS == 8 && halves) {
                 const uint8_t *const first = x + 8 * T;
                 int32_t second[T];
                 for (int t = 0; t < T; t++) second[t] = at<int32_t>(sums_of_q, t) - at<int32_t>(first, t);
-                fold(block.codes[g], some < GROUP / 2 ? some : GROUP / 2, q, first, block.scales[g][0], x, y);
+                fold(codes, some < GROUP / 2 ? some : GROUP / 2, q, first, block.scales[g][0], x, y);
                 if (some > GROUP / 2)
-                    fold(block.codes[g] + GROUP / 2 * PANEL, some - GROUP / 2, q + GROUP / 2 * T,
+                    fold(codes + GROUP / 2 * PANEL, some - GROUP / 2, q + GROUP / 2 * T,
                          reinterpret_cast<const uint8_t *>(second), block.scales[g][1], x, y);
                 continue;
             }
             const uint8_t *const corrections = BITS == 4 ? reinterpret_cast<const uint8_t *>(NONE) : sums_of_q;
             if (some == GROUP)
-                fold(block.codes[g], GROUP, q, corrections, block.scales[g][0], x, y);
+                fold(codes, GROUP, q, corrections, block.scales[g][0], x, y);
             else
-                fold(block.codes[g], some, q, corrections, block.scales[g][0], x, y);
+                fold(codes, some, q, corrections, block.scales[g][0], x, y);
             if (BITS == 8 && !minimums) continue;
             const typename P::Floats minimum = P::load(block.minimums[g]);
             float factors[T];
@@ -367,12 +424,13 @@ struct PreparedTile {
 };
 
 template <class P, int BITS, int T>
-void prepared_tokens(const Prepared &block, int64_t inputs, int64_t format, int64_t tokens, const uint8_t *x, float *y) {
+void prepared_tokens(Prepared &block, int64_t inputs, int64_t format, int64_t tokens, const uint8_t *x, float *y, bool first,
+                     int64_t ahead) {
     if constexpr (T > 0) {
         if (tokens == T)
-            PreparedTile<P, BITS, T>::compute(block, inputs, format == tpiedge::Q6_K, tpiedge::has_minimums(format), x, y);
+            PreparedTile<P, BITS, T>::compute(block, inputs, format == tpiedge::Q6_K, tpiedge::has_minimums(format), x, y, first, ahead);
         else
-            prepared_tokens<P, BITS, T - 1>(block, inputs, format, tokens, x, y);
+            prepared_tokens<P, BITS, T - 1>(block, inputs, format, tokens, x, y, first, ahead);
     }
 }
 
@@ -396,7 +454,11 @@ template <class P>
 void prepared_panels(const PanelRun &run) {
     const int64_t format = run.format, nbytes = panel_nbytes(run.inputs, format);
     const int64_t most = PREPARED_TILES * P::TOKENS;
+    constexpr auto formats = std::make_integer_sequence<int64_t, tpiedge::MXFP4 + 1>();
+    const auto prepares = prepare_of<P>(format, formats);
+    const auto alone = multiply_one_of<P>(format, formats);
     const auto product = tpiedge::codes_as_stored(format) ? prepared_tokens<P, 4, P::TOKENS> : prepared_tokens<P, 8, P::TOKENS>;
+    const int64_t ahead = run.ahead ? tpiedge::group_nbytes(format, GROUP) + LINE_BYTES : 0;
     Prepared block;
     alignas(64) float y[PREPARED_TILES * P::TOKENS * PANEL];
     for (int64_t output = 0; output < run.outputs; output += PANEL)
@@ -414,12 +476,16 @@ void prepared_panels(const PanelRun &run) {
                 for (int64_t i = 0; i < run.inputs; i += tpiedge::PREPARED_INPUTS) {
                     const int64_t left = run.inputs - i;
                     const int64_t inputs = left < tpiedge::PREPARED_INPUTS ? left : tpiedge::PREPARED_INPUTS;
-                    at = prepare<P>(format, at, inputs, block);
                     const int64_t before = run.unit_nbytes + unit * quantised_nbytes(run.inputs) + quantised_nbytes(i);
+                    if (P::IN_REGISTERS && run.tokens == 1 && inputs % GROUP == 0) {
+                        at = alone(at, inputs, run.activations + before, y);
+                        continue;
+                    }
+                    at = prepares(at, inputs, block);
                     for (int64_t t = 0; t < tokens; t += P::TOKENS) {
                         const int64_t some = tokens - t < P::TOKENS ? tokens - t : P::TOKENS;
                         const uint8_t *x = run.activations + (first + t) / P::TOKENS * run.tile_nbytes + before * some;
-                        product(block, inputs, format, some, x, y + t * PANEL);
+                        product(block, inputs, format, some, x, y + t * PANEL, t == 0, t == 0 ? ahead : 0);
                     }
                 }
                 if (run.sums) add_unit<P>(run, y, first, tokens, output);

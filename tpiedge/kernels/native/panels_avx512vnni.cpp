@@ -13,6 +13,7 @@
 #endif
 
 #include "panels_avx.inl"
+#include "prepared.h"
 
 namespace {
 
@@ -20,6 +21,7 @@ struct Avx512Vnni : AvxPanels {
     static constexpr int TOKENS = 8;
     static constexpr bool OWN_DOTS = false;
     static constexpr bool FETCHES_AHEAD = true;
+    static constexpr bool IN_REGISTERS = true;
     using Floats = __m512;
     using Ints = __m512i;
 
@@ -39,17 +41,28 @@ struct Avx512Vnni : AvxPanels {
 
     static Floats product(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
     static Floats negated(Floats a) { return _mm512_mul_ps(a, _mm512_set1_ps(-1.0f)); }
-    static Floats widened(const uint8_t *from) {
-        const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i *>(from));
-        return _mm512_maskz_cvtepi32_ps(0xffff, _mm512_maskz_cvtepu8_epi32(0xffff, bytes));
+    static Floats widened(tpiedge::Sixteen bytes) {
+        return _mm512_maskz_cvtepi32_ps(0xffff, _mm512_maskz_cvtepu8_epi32(0xffff, (__m128i)bytes));
+    }
+    static Floats widened_signed(tpiedge::Sixteen bytes) {
+        return _mm512_maskz_cvtepi32_ps(0xffff, _mm512_maskz_cvtepi8_epi32(0xffff, (__m128i)bytes));
+    }
+    static Floats power(const uint8_t *from) {
+        const __m512i e = _mm512_maskz_cvtepu8_epi32(0xffff, (__m128i)tpiedge::load(from));
+        const __m512i usual = _mm512_maskz_slli_epi32(0xffff, _mm512_sub_epi32(e, _mm512_set1_epi32(1)), 23);
+        const __mmask16 least = _mm512_cmplt_epu32_mask(e, _mm512_set1_epi32(2));
+        const __m512i denormal = _mm512_maskz_sllv_epi32(0xffff, _mm512_set1_epi32(0x00200000), e);
+        return _mm512_castsi512_ps(_mm512_mask_mov_epi32(usual, least, denormal));
     }
 
     static void lookup(const uint8_t *table, const uint8_t *from, uint8_t *low, uint8_t *high) {
-        const __m512i values = _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i *>(table)));
         __m512i both[2];
         codes4(from, both[0], both[1]);
-        _mm512_storeu_si512(low, _mm512_shuffle_epi8(values, both[0]));
-        _mm512_storeu_si512(high, _mm512_shuffle_epi8(values, both[1]));
+        _mm512_storeu_si512(low, looked_up(table, both[0]));
+        _mm512_storeu_si512(high, looked_up(table, both[1]));
+    }
+    static __m512i looked_up(const uint8_t *table, __m512i at) {
+        return _mm512_shuffle_epi8(_mm512_maskz_broadcast_i32x4(0xffff, (__m128i)tpiedge::load(table)), at);
     }
 
     static Floats load(const float *from) { return _mm512_loadu_ps(from); }
@@ -68,6 +81,17 @@ struct Avx512Vnni : AvxPanels {
         const __m512i both = _mm512_loadu_si512(from), nibble = _mm512_set1_epi8(15);
         low = _mm512_and_si512(both, nibble);
         high = _mm512_and_si512(_mm512_maskz_srli_epi16(0xffffffff, both, 4), nibble);
+    }
+
+    static __m512i codes_of(tpiedge::Line bytes) { return (__m512i)bytes; }
+    // Eight inputs: those of five and six bits with their upper bits from `plane`, those of a table as bytes, else as stored.
+    template <int64_t FORMAT>
+    static void bytes_of(const uint8_t *codes, tpiedge::Line &plane, tpiedge::Line *both) {
+        if constexpr (tpiedge::bits_of(FORMAT) > 4) return tpiedge::wide_codes<FORMAT>(codes, plane, both);
+        __m512i found[2];
+        codes4(codes, found[0], found[1]);
+        for (int i = 0; i < 2; i++)
+            both[i] = (tpiedge::Line)(tpiedge::has_table(FORMAT) ? looked_up(tpiedge::table_of(FORMAT), found[i]) : found[i]);
     }
 
     template <int BITS>

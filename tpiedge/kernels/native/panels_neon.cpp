@@ -39,6 +39,7 @@ struct Baseline : NeonCodes {
     static constexpr int STEP = 4;
     static constexpr bool OWN_DOTS = true;
     static constexpr bool FETCHES_AHEAD = false;
+    static constexpr bool IN_REGISTERS = false;
 
     template <int BITS>
     static inline void add(Parts<BITS> &parts, const Codes &codes, const uint8_t *q) {

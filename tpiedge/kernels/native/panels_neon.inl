@@ -5,6 +5,7 @@
 
 #include "compiler.h"
 #include "panels.h"
+#include "prepared.h"
 
 namespace {
 
@@ -52,15 +53,30 @@ struct NeonPanels {
         for (int i = 0; i < 4; i++) made.of[i] = vnegq_f32(a.of[i]);
         return made;
     }
-    static Floats widened(const uint8_t *from) {
-        const uint8x16_t bytes = vld1q_u8(from);
-        const uint16x8_t halves[2] = {vmovl_u8(vget_low_u8(bytes)), vmovl_u8(vget_high_u8(bytes))};
+    static Floats widened(tpiedge::Sixteen bytes) {
+        const uint8x16_t all = (uint8x16_t)bytes;
+        const uint16x8_t halves[2] = {vmovl_u8(vget_low_u8(all)), vmovl_u8(vget_high_u8(all))};
         Floats made;
         for (int i = 0; i < 4; i++) {
             const uint16x8_t half = halves[i / 2];
             made.of[i] = vcvtq_f32_u32(vmovl_u16(i % 2 ? vget_high_u16(half) : vget_low_u16(half)));
         }
         return made;
+    }
+    static Floats widened_signed(tpiedge::Sixteen bytes) {
+        const int8x16_t all = (int8x16_t)bytes;
+        const int16x8_t halves[2] = {vmovl_s8(vget_low_s8(all)), vmovl_s8(vget_high_s8(all))};
+        Floats made;
+        for (int i = 0; i < 4; i++) {
+            const int16x8_t half = halves[i / 2];
+            made.of[i] = vcvtq_f32_s32(vmovl_s16(i % 2 ? vget_high_s16(half) : vget_low_s16(half)));
+        }
+        return made;
+    }
+    static Floats power(const uint8_t *from) {
+        float of[16];
+        for (int r = 0; r < 16; r++) of[r] = tpiedge::power(from[r]);
+        return load(of);
     }
     static void lookup(const uint8_t *table, const uint8_t *from, uint8_t *low, uint8_t *high) {
         const uint8x16_t values = vld1q_u8(table);

@@ -21,6 +21,7 @@ struct Dotprod : NeonCodes {
     static constexpr int STEP = 4;
     static constexpr bool OWN_DOTS = true;
     static constexpr bool FETCHES_AHEAD = false;
+    static constexpr bool IN_REGISTERS = false;
 
     template <int LANE>
     static inline void add(Ints &sum, const Codes &codes, int8x16_t x) {

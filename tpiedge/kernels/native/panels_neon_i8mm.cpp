@@ -67,6 +67,7 @@ struct I8mm : NeonPanels {
     static constexpr int STEP = 8;
     static constexpr bool OWN_DOTS = true;
     static constexpr bool FETCHES_AHEAD = false;
+    static constexpr bool IN_REGISTERS = false;
 
     // `step`: bytes from a block's activations to the next block's.
     template <int BITS>

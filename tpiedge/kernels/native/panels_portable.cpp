@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "panels.h"
+#include "prepared.h"
 
 namespace {
 
@@ -12,6 +13,7 @@ struct PortablePanels {
     static constexpr int STEP = 4;
     static constexpr bool OWN_DOTS = false;
     static constexpr bool FETCHES_AHEAD = false;
+    static constexpr bool IN_REGISTERS = false;
     typedef int16_t Eight __attribute__((vector_size(16)));
     typedef uint8_t Bytes __attribute__((vector_size(8)));
     static constexpr int VECTORS = 8;  // of products of sixteen outputs and four inputs
@@ -66,9 +68,19 @@ struct PortablePanels {
         for (int r = 0; r < 16; r++) value.of[r] = -a.of[r];
         return value;
     }
-    static Floats widened(const uint8_t *from) {
+    template <class Byte>
+    static Floats all(tpiedge::Sixteen bytes) {
+        Byte of[16];
+        memcpy(of, &bytes, sizeof of);
         Floats value;
-        for (int r = 0; r < 16; r++) value.of[r] = from[r];
+        for (int r = 0; r < 16; r++) value.of[r] = of[r];
+        return value;
+    }
+    static Floats widened(tpiedge::Sixteen bytes) { return all<uint8_t>(bytes); }
+    static Floats widened_signed(tpiedge::Sixteen bytes) { return all<int8_t>(bytes); }
+    static Floats power(const uint8_t *from) {
+        Floats value;
+        for (int r = 0; r < 16; r++) value.of[r] = tpiedge::power(from[r]);
         return value;
     }
     static void lookup(const uint8_t *table, const uint8_t *from, uint8_t *low, uint8_t *high) {

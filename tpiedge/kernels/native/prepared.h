@@ -22,9 +22,11 @@ constexpr int64_t PREPARED_INPUTS = 8 * GROUP;
 struct Prepared {
     alignas(64) float scales[8][2][PANEL];  // one for each half of a group, or one
     alignas(64) float minimums[8][PANEL];
+    const uint8_t *codes[8];  // as they are stored
+    // Unless kernels take these: makes codes of a group, or its first inputs, bytes that are 128 more than what each stands
+    // for. The first tile of tokens calls it group by group, so that memory is read while it computes.
+    void (*to_bytes)(const uint8_t *codes, int64_t inputs, uint8_t *bytes);
     alignas(64) uint8_t bytes[8][GROUP * PANEL];
-    // Eight bits, 128 more than what each stands for, at `bytes`; or four bits as they are stored.
-    const uint8_t *codes[8];
 };
 
 // 128 more than what a code stands for. Those of MXFP4 are twice as large, and its scales half as large.
@@ -36,60 +38,64 @@ inline const uint8_t *table_of(int64_t format) {
     return format == IQ4_NL ? IQ4 : FP4;
 }
 
+// 2^(e - 128): below 2^-126 an f32 has no exponent left.
+inline float power(uint32_t e) {
+    const uint32_t bits = e < 2 ? 0x00200000u << e : (e - 1) << 23;
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+constexpr uint64_t EACH = 0x0101010101010101;  // byte of a word
+
 typedef uint64_t Sixteen __attribute__((vector_size(16)));  // bytes
 
-// Six-bit scales and minimums of two groups: [group][scale or minimum][output].
-inline void unpack_sixths(const uint8_t *pair, uint8_t (*found)[2][PANEL]) {
-    constexpr uint64_t EACH = 0x0101010101010101;
-    Sixteen upper;
-    memcpy(&upper, pair + 32, sizeof upper);
-    for (int g = 0; g < 2; g++, upper >>= 4) {
-        Sixteen lower;
-        memcpy(&lower, pair + 16 * g, sizeof lower);
-        const Sixteen scales = (lower & 15 * EACH) | (upper & 3 * EACH) << 4;
-        const Sixteen minimums = (lower >> 4 & 15 * EACH) | (upper & 12 * EACH) << 2;
-        memcpy(found[g][0], &scales, sizeof scales);
-        memcpy(found[g][1], &minimums, sizeof minimums);
-    }
+inline Sixteen load(const uint8_t *from) {
+    Sixteen found;
+    memcpy(&found, from, sizeof found);
+    return found;
 }
 
-inline void prepare_halves(const uint8_t *header, int64_t groups, const float *d, Prepared &made) {
-    for (int64_t g = 0; g < groups; g++)
-        for (int half = 0; half < 2; half++) {
-            const int8_t *const scales = reinterpret_cast<const int8_t *>(header + 32 + 32 * g + 16 * half);
-            for (int r = 0; r < PANEL; r++) made.scales[g][half][r] = d[r] * static_cast<float>(scales[r]);
-        }
-}
-
-// 2^(e - 128): below 2^-126 an f32 has no exponent left.
-inline void prepare_powers(const uint8_t *header, int64_t groups, int64_t first, Prepared &made) {
-    for (int64_t g = 0; g < groups; g++)
-        for (int r = 0; r < PANEL; r++) {
-            const uint32_t e = header[PANEL * g + r], bits = e < 2 ? 0x00200000u << e : (e - 1) << 23;
-            memcpy(&made.scales[first + g][0][r], &bits, sizeof bits);
-        }
+// The six-bit scales of a group of a two-level block, or its minimums.
+inline Sixteen sixth(const uint8_t *header, int64_t group, int of_minimums) {
+    const uint8_t *const pair = header + LINE_BYTES + group / 2 * 48;
+    const Sixteen lower = load(pair + group % 2 * 16) >> of_minimums * 4;
+    const Sixteen upper = load(pair + 32) >> (group % 2 * 4 + of_minimums * 2);
+    return (lower & 15 * EACH) | (upper & 3 * EACH) << 4;
 }
 
 typedef uint64_t Line __attribute__((vector_size(64)));
 
-inline void load(const uint8_t *from, Line &line) { memcpy(&line, from, sizeof line); }
+inline void load_line(const uint8_t *from, Line &found) { memcpy(&found, from, sizeof found); }
 
-// Of five or six bits: those of a group, whose upper bits are in a line or two behind the lower four.
-template <int BITS>
-inline void widen_codes(const uint8_t *codes, int64_t inputs, uint64_t more, uint8_t *bytes) {
-    constexpr uint64_t EACH = 0x0101010101010101, UPPER = (BITS == 6 ? 3 : 1) * EACH;
-    const uint8_t *const planes = codes + inputs / 8 * LINE_BYTES;
-    Line plane = {};
-    for (int64_t i = 0; i < inputs; i += 8, codes += LINE_BYTES, bytes += 2 * LINE_BYTES) {
-        Line both;
-        load(codes, both);
-        if (BITS == 6 ? i % 16 == 0 : i == 0) load(planes + i / 16 * LINE_BYTES, plane);
-        const Line low = ((both & 15 * EACH) | (plane & UPPER) << 4) + more * EACH;
-        plane >>= BITS - 4;
-        const Line high = ((both >> 4 & 15 * EACH) | (plane & UPPER) << 4) + more * EACH;
-        plane >>= BITS - 4;
-        memcpy(bytes, &low, sizeof low);
-        memcpy(bytes + LINE_BYTES, &high, sizeof high);
+// Eight inputs of five or six bits, 128 more than what each stands for: the lower four bits are at `codes`, the upper ones
+// the lowest of `plane`, which moves on.
+template <int64_t FORMAT>
+inline void wide_codes(const uint8_t *codes, Line &plane, Line *both) {
+    constexpr int64_t WIDE = bits_of(FORMAT) - 4;
+    constexpr uint64_t MORE = (FORMAT == Q6_K ? 96 : FORMAT == Q5_0 ? 112 : 128) * EACH, UPPER = (WIDE == 2 ? 3 : 1) * EACH;
+    Line lower;
+    load_line(codes, lower);
+    both[0] = ((lower & 15 * EACH) | (plane & UPPER) << 4) + MORE;
+    plane >>= WIDE;
+    both[1] = ((lower >> 4 & 15 * EACH) | (plane & UPPER) << 4) + MORE;
+    plane >>= WIDE;
+}
+
+// Those of a group or its first inputs, whose upper bits are in a line or two before the lower ones.
+template <int64_t FORMAT>
+inline void widen_codes(const uint8_t *codes, int64_t inputs, uint8_t *bytes) {
+    constexpr int64_t PER_LINE = bits_of(FORMAT) == 6 ? 16 : GROUP;
+    const uint8_t *const planes = codes;
+    codes += (bits_of(FORMAT) - 4) * LINE_BYTES;
+    for (int64_t done = 0; done < inputs; done += PER_LINE) {
+        Line plane;
+        load_line(planes + done / PER_LINE * LINE_BYTES, plane);
+        for (int64_t i = done; i < inputs && i < done + PER_LINE; i += 8, bytes += 2 * LINE_BYTES) {
+            Line both[2];
+            wide_codes<FORMAT>(codes + i / 8 * LINE_BYTES, plane, both);
+            memcpy(bytes, both, sizeof both);
+        }
     }
 }
 
