@@ -4,6 +4,8 @@
 
 #define TPIEDGE_INLINE __attribute__((always_inline)) inline
 
+#define TPIEDGE_APART __attribute__((noinline))
+
 // Before a loop over the blocks of a group: unrolled, it would need more registers than there are.
 #if defined(__clang__)
 #define TPIEDGE_ROLLED _Pragma("clang loop unroll(disable)")

@@ -18,8 +18,9 @@
 // large for 32 bits (see squares_within in panels_interface.cpp).
 //
 // Quantised activations lie in tiles of `tile_tokens` tokens; the last tile has what is left. A tile of T tokens is, unit
-// by unit and group by group: dx of each token (T f32), minus eight times the sum of each token's q (T int32), that of the
-// first sixteen q (T int32), then the q: for each `step` inputs those of every token, T * step bytes. Short groups are filled up with zeros to a multiple of
+// by unit and group by group: dx of each token (T f32), minus eight times the sum of each token's q (T int32), then the
+// q; behind a unit's groups minus eight times the sum of each token's first sixteen q (T int32 of each group). q: for each
+// `step` inputs those of every token, T * step bytes. Short groups are filled up with zeros to a multiple of
 // 8 inputs. So one token takes the same bytes in every tile, and a product reads a tile from its first byte to its last.
 #ifndef TPIEDGE_PANELS_H
 #define TPIEDGE_PANELS_H
@@ -132,9 +133,9 @@ inline int64_t groups_of(int64_t inputs) { return (inputs + tpiedge::GROUP - 1) 
 inline int64_t filled(int64_t inputs) {
     return (inputs + tpiedge::GROUP_FILL - 1) / tpiedge::GROUP_FILL * tpiedge::GROUP_FILL;
 }
-constexpr int64_t QUANTISED_HEAD = 12;  // bytes of a token before a group's q
-// Of one token's quantised activations of one unit or part of it.
-inline int64_t quantised_nbytes(int64_t inputs) { return filled(inputs) + QUANTISED_HEAD * groups_of(inputs); }
+// Of one token's quantised activations of one unit: the groups, and all.
+inline int64_t groups_nbytes(int64_t inputs) { return filled(inputs) + 8 * groups_of(inputs); }
+inline int64_t quantised_nbytes(int64_t inputs) { return groups_nbytes(inputs) + 4 * groups_of(inputs); }
 
 inline int64_t units_of(const tpiedge::Inputs &inputs) {
     return inputs.count ? (inputs.count + inputs.per_unit - 1) / inputs.per_unit : 0;
@@ -151,7 +152,7 @@ inline int64_t quantised_nbytes(const tpiedge::Inputs &inputs) {
 }
 
 // Of one panel.
-inline int64_t panel_nbytes(int64_t inputs, int64_t format) {
+constexpr int64_t panel_nbytes(int64_t inputs, int64_t format) {
     const int64_t whole = tpiedge::block_groups(format) * tpiedge::GROUP, rest = inputs % whole;
     return inputs / whole * tpiedge::block_nbytes(format, whole) + (rest ? tpiedge::block_nbytes(format, rest) : 0);
 }
@@ -168,6 +169,7 @@ inline int64_t codes_at(int64_t group, int64_t bits) {
 struct Quantised {
     float dx;
     int32_t sum;
+    int32_t first;  // the sum of the first sixteen q
 };
 
 // By the largest magnitude of a group. The bits of magnitudes are ordered as they are, infinities and what is no number

@@ -15,7 +15,7 @@
 //   add_part(y, sums, squares)   adds sixteen y, each rounded to the nearest integer (halves to even; any integer where it is
 //                      no number or does not fit), to Ints, and their squares to Floats
 //   load(at), load_ints(at), store_ints(at, sums)
-//   quantise(x, q)     32 floats to 32 int8 (as bytes) by the rules of panels.h; returns {dx, sum of q}
+//   quantise(x, q)     32 floats to 32 int8 (as bytes) by the rules of panels.h; returns {dx, sum of q, that of the first 16}
 // and, where OWN_DOTS is false (STEP is 4 then):
 //   Codes<BITS>        of sixteen outputs and four inputs, as Sum likes them
 //   codes8(at, c), codes4(at, low, high)   from a block of 64 bytes: one of four inputs, or two
@@ -31,6 +31,7 @@
 
 #include <utility>
 
+#include "compiler.h"
 #include "panels.h"
 #include "prepared.h"
 
@@ -46,6 +47,9 @@ constexpr int64_t SCALES = 2 * PANEL;  // bytes of a group's
 constexpr int64_t AHEAD = 3072;        // bytes: how far ahead codes are asked for where there is one tile
 
 template <int BITS>
+constexpr int64_t plain_format = BITS == 4 ? tpiedge::Q4 : tpiedge::Q8;
+
+template <int BITS>
 constexpr int64_t code_nbytes(int64_t inputs) {
     return inputs * PANEL * BITS / 8;
 }
@@ -53,7 +57,8 @@ constexpr int64_t code_nbytes(int64_t inputs) {
 // --- activations
 
 template <class P>
-void quantise_group(const float *x, int64_t count, int64_t token, int64_t tokens, float factor, uint8_t *to) {
+void quantise_group(const float *x, int64_t count, int64_t token, int64_t tokens, float factor, uint8_t *to,
+                    uint8_t *first_to) {
     alignas(64) float whole[GROUP] = {};
     alignas(32) uint8_t q[GROUP];
     if (count < GROUP) {
@@ -62,12 +67,11 @@ void quantise_group(const float *x, int64_t count, int64_t token, int64_t tokens
     }
     const Quantised group = P::quantise(x, q);
     const float dx = group.dx * factor;
-    int32_t first = 0;
-    for (int i = 0; i < GROUP / 2; i++) first += static_cast<int8_t>(q[i]);
-    const int32_t corrections[2] = {-8 * group.sum, -8 * first};
+    const int32_t correction = -8 * group.sum, first = -8 * group.first;
     memcpy(to + 4 * token, &dx, 4);
-    for (int i = 0; i < 2; i++) memcpy(to + 4 * ((1 + i) * tokens + token), corrections + i, 4);
-    to += QUANTISED_HEAD * tokens + P::STEP * token;
+    memcpy(to + 4 * (tokens + token), &correction, 4);
+    memcpy(first_to + 4 * token, &first, 4);
+    to += 8 * tokens + P::STEP * token;
     for (int64_t i = 0; i < filled(count); i += P::STEP) memcpy(to + i * tokens, q + i, P::STEP);
 }
 
@@ -79,11 +83,13 @@ void quantise(const float *x, int64_t stride, int64_t tokens, const Inputs &inpu
         uint8_t *to = tile;
         for (int64_t unit = 0; unit < units; unit++) {
             const int64_t count = inputs_of_unit(inputs, unit);
-            for (int64_t i = 0; i < count; i += GROUP) {
+            uint8_t *first = to + groups_nbytes(count) * tokens;
+            for (int64_t i = 0; i < count; i += GROUP, first += 4 * tokens) {
                 const int64_t some = count - i < GROUP ? count - i : GROUP;
-                quantise_group<P>(from + i, some, t, tokens, factor, to);
-                to += quantised_nbytes(some) * tokens;
+                quantise_group<P>(from + i, some, t, tokens, factor, to, first);
+                to += groups_nbytes(some) * tokens;
             }
+            to = first;
             from += count;
         }
     }
@@ -92,7 +98,7 @@ void quantise(const float *x, int64_t stride, int64_t tokens, const Inputs &inpu
 // --- sums of a group
 
 template <class P, int BITS, int T>
-inline void dots(const uint8_t *codes, int64_t inputs, const uint8_t *q, const uint8_t *corrections,
+TPIEDGE_INLINE void dots(const uint8_t *codes, int64_t inputs, const uint8_t *q, const uint8_t *corrections,
                  typename P::Ints *sums) {
     if constexpr (P::OWN_DOTS) {
         P::template dots<BITS, T>(codes, inputs, q, corrections, sums);
@@ -127,7 +133,7 @@ class Fetching {
     inline Fetching(const PanelRun &run, int64_t token) {
         if constexpr (P::FETCHES_AHEAD) {
             tiles = (run.tokens + P::TOKENS - 1) / P::TOKENS;
-            distance = !run.ahead ? 0 : tiles == 1 ? AHEAD : panel_nbytes(run.inputs, run.format);
+            distance = !run.ahead ? 0 : tiles == 1 ? AHEAD : panel_nbytes(run.inputs, plain_format<BITS>);
             groups_left = token / P::TOKENS;
         }
     }
@@ -151,27 +157,37 @@ struct Tile {
 
     Tile(const PanelRun &run, int64_t token) : fetching(run, token) {}
 
-    inline void group(const uint8_t *codes, int64_t inputs, const uint8_t *scales, const uint8_t *x) {
+    TPIEDGE_INLINE void group(const uint8_t *codes, int64_t inputs, const uint8_t *scales, const uint8_t *x) {
         fetching.group(codes);
         typename P::Ints sums[T];
-        dots<P, BITS, T>(codes, inputs, x + QUANTISED_HEAD * T, x + 4 * T, sums);
+        dots<P, BITS, T>(codes, inputs, x + 8 * T, x + 4 * T, sums);
         const typename P::Floats scale = P::scales(reinterpret_cast<const uint16_t *>(scales));
         for (int t = 0; t < T; t++) y[t] = P::fold(sums[t], scale, at<float>(x, t), y[t]);
     }
 
+    // Of a copy, because sums whose address is known elsewhere have no registers.
+    TPIEDGE_INLINE void short_group(const uint8_t *codes, int64_t inputs, const uint8_t *scales, const uint8_t *x) {
+        Tile copy(*this);
+        copy.group_apart(codes, inputs, scales, x);
+        *this = copy;
+    }
+    TPIEDGE_APART void group_apart(const uint8_t *codes, int64_t inputs, const uint8_t *scales, const uint8_t *x) {
+        group(codes, inputs, scales, x);
+    }
+
     // All groups of a panel.
-    inline void groups(const uint8_t *pair, int64_t inputs, const uint8_t *x) {
+    TPIEDGE_INLINE void groups(const uint8_t *pair, int64_t inputs, const uint8_t *x) {
         constexpr int64_t codes = code_nbytes<BITS>(GROUP);
-        const int64_t activations = quantised_nbytes(GROUP) * T;
+        const int64_t activations = groups_nbytes(GROUP) * T;
         for (; inputs >= 2 * GROUP; inputs -= 2 * GROUP, pair += tpiedge::pair_nbytes(BITS), x += 2 * activations) {
             group(pair + LINE_BYTES, GROUP, pair, x);
             group(pair + LINE_BYTES + codes, GROUP, pair + SCALES, x + activations);
         }
         if (inputs > GROUP) {
             group(pair + LINE_BYTES, GROUP, pair, x);
-            group(pair + LINE_BYTES + codes, filled(inputs - GROUP), pair + SCALES, x + activations);
+            short_group(pair + LINE_BYTES + codes, filled(inputs - GROUP), pair + SCALES, x + activations);
         } else if (inputs > 0) {
-            group(pair + LINE_BYTES, filled(inputs), pair, x);
+            short_group(pair + LINE_BYTES, filled(inputs), pair, x);
         }
     }
 
@@ -179,7 +195,7 @@ struct Tile {
         return run.activations + token / P::TOKENS * run.tile_nbytes + run.unit_nbytes * T;
     }
 
-    inline void fold(const uint8_t *panel, int64_t inputs, const uint8_t *x) {
+    TPIEDGE_INLINE void fold(const uint8_t *panel, int64_t inputs, const uint8_t *x) {
         for (int t = 0; t < T; t++) y[t] = P::zero();
         groups(panel, inputs, x);
     }
@@ -238,7 +254,7 @@ void some_tokens(const PanelRun &run, const uint8_t *panel, int64_t token, int64
 
 template <class P, int BITS>
 void plain_panels(const PanelRun &run) {
-    const int64_t nbytes = panel_nbytes(run.inputs, run.format);
+    const int64_t nbytes = panel_nbytes(run.inputs, plain_format<BITS>);
     const uint8_t *panel = run.data;
     for (int64_t output = 0; output < run.outputs; output += PANEL, panel += nbytes)
         for (int64_t token = 0; token < run.tokens; token += P::TOKENS)
@@ -250,7 +266,6 @@ void plain_panels(const PanelRun &run) {
 
 using tpiedge::Prepared;
 
-constexpr int64_t PREPARED_BYTES = 3072; // how far ahead
 constexpr int64_t PREPARED_TILES = 32;  // that share what was prepared: their sums stay in the first cache
 
 template <class P>
@@ -285,24 +300,15 @@ struct Header {
 };
 
 template <class P, int64_t FORMAT>
-inline void some_bytes(const uint8_t *codes, int64_t inputs, uint8_t *bytes) {
+inline void to_bytes(const uint8_t *codes, int64_t inputs, uint8_t *bytes) {
     if constexpr (tpiedge::bits_of(FORMAT) > 4) return tpiedge::widen_codes<FORMAT>(codes, inputs, bytes);
     for (int64_t i = 0; i < inputs; i += 8, codes += LINE_BYTES, bytes += 2 * LINE_BYTES)
         P::lookup(tpiedge::table_of(FORMAT), codes, bytes, bytes + LINE_BYTES);
 }
 
-template <class P, int64_t FORMAT>
-void to_bytes(const uint8_t *codes, int64_t inputs, uint8_t *bytes) {
-    if (inputs == GROUP)
-        some_bytes<P, FORMAT>(codes, GROUP, bytes);
-    else
-        some_bytes<P, FORMAT>(codes, inputs, bytes);
-}
-
 // Blocks of up to 256 inputs. Returns where the next one is.
 template <class P, int64_t FORMAT>
 const uint8_t *prepare(const uint8_t *block, int64_t inputs, Prepared &made) {
-    if constexpr (!tpiedge::codes_as_stored(FORMAT)) made.to_bytes = to_bytes<P, FORMAT>;
     for (int64_t g = 0; g * GROUP < inputs;) {
         const int64_t left = groups_of(inputs) - g, most = tpiedge::block_groups(FORMAT), groups = left < most ? left : most;
         const Header<P, FORMAT> header(block, groups);
@@ -311,8 +317,10 @@ const uint8_t *prepare(const uint8_t *block, int64_t inputs, Prepared &made) {
             for (int half = 0; half < (FORMAT == tpiedge::Q6_K ? 2 : 1); half++)
                 P::store(made.scales[g][half], header.scales(i, half));
             if constexpr (tpiedge::has_minimums(FORMAT)) P::store(made.minimums[g], header.minimums(i));
-            made.codes[g] = block;
-            block += tpiedge::group_nbytes(FORMAT, inputs - g * GROUP < GROUP ? inputs - g * GROUP : GROUP);
+            const int64_t some = inputs - g * GROUP < GROUP ? filled(inputs - g * GROUP) : GROUP;
+            made.stored[g] = block;
+            if constexpr (!tpiedge::codes_as_stored(FORMAT)) to_bytes<P, FORMAT>(block, some, made.bytes[g]);
+            block += tpiedge::group_nbytes(FORMAT, some);
         }
     }
     return block;
@@ -320,14 +328,14 @@ const uint8_t *prepare(const uint8_t *block, int64_t inputs, Prepared &made) {
 
 // As much of whole groups, times one token, added to y, without a detour through memory.
 template <class P, int64_t FORMAT>
-const uint8_t *multiply_one(const uint8_t *block, int64_t inputs, const uint8_t *x, float *to) {
+const uint8_t *multiply_one(const uint8_t *block, int64_t inputs, const uint8_t *x, const uint8_t *firsts, float *to) {
     typename P::Floats y = P::load(to);
     for (int64_t left = inputs / GROUP; left > 0; left -= tpiedge::block_groups(FORMAT)) {
         const int64_t groups = left < tpiedge::block_groups(FORMAT) ? left : tpiedge::block_groups(FORMAT);
         const Header<P, FORMAT> header(block, groups);
         block += tpiedge::header_nbytes(FORMAT, groups);
-        for (int64_t g = 0; g < groups; g++, x += quantised_nbytes(GROUP), block += tpiedge::group_nbytes(FORMAT, GROUP)) {
-            const int32_t sum_of_q = at<int32_t>(x, 1), first = at<int32_t>(x, 2);
+        for (int64_t g = 0; g < groups; g++, firsts += 4, block += tpiedge::group_nbytes(FORMAT, GROUP)) {
+            const int32_t sum_of_q = at<int32_t>(x, 1), first = at<int32_t>(firsts, 0);
             const float dx = at<float>(x, 0);
             constexpr bool halves = FORMAT == tpiedge::Q6_K;
             typename P::template Sum<8> sums[2];
@@ -340,12 +348,13 @@ const uint8_t *multiply_one(const uint8_t *block, int64_t inputs, const uint8_t 
                     tpiedge::load_line(block + i / 2 * LINE_BYTES, plane);
                 P::template bytes_of<FORMAT>(lines, plane, both);
                 for (int four = 0; four < 2; four++)
-                    sums[halves ? i / 2 : 0].add(P::codes_of(both[four]), x + QUANTISED_HEAD + 8 * i + 4 * four);
+                    sums[halves ? i / 2 : 0].add(P::codes_of(both[four]), x + 8 + 8 * i + 4 * four);
             }
             y = P::fold(sums[0].total(), header.scales(g, 0), dx, y);
             if constexpr (halves) y = P::fold(sums[1].total(), header.scales(g, 1), dx, y);
             if constexpr (tpiedge::has_minimums(FORMAT))
                 y = P::add_product(header.minimums(g), static_cast<float>(sum_of_q) * -0.125f * dx, y);
+            x += groups_nbytes(GROUP);
         }
     }
     P::store(to, y);
@@ -353,7 +362,7 @@ const uint8_t *multiply_one(const uint8_t *block, int64_t inputs, const uint8_t 
 }
 
 template <class P>
-using MultiplyOne = const uint8_t *(*)(const uint8_t *, int64_t, const uint8_t *, float *);
+using MultiplyOne = const uint8_t *(*)(const uint8_t *, int64_t, const uint8_t *, const uint8_t *, float *);
 
 template <class P, int64_t... FORMAT>
 MultiplyOne<P> multiply_one_of(int64_t format, std::integer_sequence<int64_t, FORMAT...>) {
@@ -373,49 +382,56 @@ Prepare<P> prepare_of(int64_t format, std::integer_sequence<int64_t, FORMAT...>)
     return ALL[format];
 }
 
-// The block's groups, times a tile of T tokens, added to y [T, 16]. With BITS = 4 codes are as they are stored, without
-// offset.
+// What was prepared, times a tile of T tokens, added to y [T, 16]. With BITS = 4 codes are as they are stored, without offset.
 template <class P, int BITS, int T>
 struct PreparedTile {
-    static void compute(Prepared &block, int64_t inputs, bool halves, bool minimums, const uint8_t *x, float *to, bool first,
+    const Prepared &block;
+    const uint8_t *firsts;
+    bool halves, minimums;
+    int64_t ahead;
+    typename P::Floats y[T];
+
+    static void compute(const Prepared &block, int64_t inputs, int64_t format, const uint8_t *x, const uint8_t *firsts, float *to,
                         int64_t ahead) {
-        static constexpr int32_t NONE[T] = {};
-        typename P::Floats y[T];
-        for (int t = 0; t < T; t++) y[t] = P::load(to + t * PANEL);
-        const int64_t step = quantised_nbytes(GROUP) * T;
-        for (int64_t g = 0; g * GROUP < inputs; g++, x += step) {
-            const int64_t some = filled(inputs - g * GROUP < GROUP ? inputs - g * GROUP : GROUP);
-            for (int64_t i = 0; i < ahead; i += LINE_BYTES) __builtin_prefetch(block.codes[g] + PREPARED_BYTES + i);
-            if (BITS == 8 && first) block.to_bytes(block.codes[g], some, block.bytes[g]);
-            const uint8_t *const codes = BITS == 8 ? block.bytes[g] : block.codes[g];
-            const uint8_t *const q = x + QUANTISED_HEAD * T, *const sums_of_q = x + 4 * T;
-            if (BITS == 8 && halves) {
-                const uint8_t *const first = x + 8 * T;
-                int32_t second[T];
-                for (int t = 0; t < T; t++) second[t] = at<int32_t>(sums_of_q, t) - at<int32_t>(first, t);
-                fold(codes, some < GROUP / 2 ? some : GROUP / 2, q, first, block.scales[g][0], x, y);
-                if (some > GROUP / 2)
-                    fold(codes + GROUP / 2 * PANEL, some - GROUP / 2, q + GROUP / 2 * T,
-                         reinterpret_cast<const uint8_t *>(second), block.scales[g][1], x, y);
-                continue;
-            }
-            const uint8_t *const corrections = BITS == 4 ? reinterpret_cast<const uint8_t *>(NONE) : sums_of_q;
-            if (some == GROUP)
-                fold(codes, GROUP, q, corrections, block.scales[g][0], x, y);
-            else
-                fold(codes, some, q, corrections, block.scales[g][0], x, y);
-            if (BITS == 8 && !minimums) continue;
-            const typename P::Floats minimum = P::load(block.minimums[g]);
-            float factors[T];
-            for (int t = 0; t < T; t++)
-                factors[t] = static_cast<float>(at<int32_t>(sums_of_q, t)) * -0.125f * at<float>(x, t);
-            for (int t = 0; t < T; t++) y[t] = P::add_product(minimum, factors[t], y[t]);
+        PreparedTile tile{block, firsts, format == tpiedge::Q6_K, tpiedge::has_minimums(format), ahead, {}};
+        for (int t = 0; t < T; t++) tile.y[t] = P::load(to + t * PANEL);
+        int64_t g = 0;
+        for (; (g + 1) * GROUP <= inputs; g++, x += groups_nbytes(GROUP) * T) tile.group(g, GROUP, x);
+        if (g * GROUP < inputs) {  // as in Tile
+            PreparedTile copy(tile);
+            copy.group_apart(g, filled(inputs - g * GROUP), x);
+            for (int t = 0; t < T; t++) tile.y[t] = copy.y[t];
         }
-        for (int t = 0; t < T; t++) P::store(to + t * PANEL, y[t]);
+        for (int t = 0; t < T; t++) P::store(to + t * PANEL, tile.y[t]);
     }
 
-    static inline void fold(const uint8_t *codes, int64_t inputs, const uint8_t *q, const uint8_t *corrections,
-                            const float *scales, const uint8_t *x, typename P::Floats *y) {
+    TPIEDGE_APART void group_apart(int64_t g, int64_t inputs, const uint8_t *x) { group(g, inputs, x); }
+
+    TPIEDGE_INLINE void group(int64_t g, int64_t inputs, const uint8_t *x) {
+        static constexpr int32_t NONE[T] = {};
+        for (int64_t i = 0; i < ahead; i += LINE_BYTES) __builtin_prefetch(block.stored[g] + AHEAD + i);
+        const uint8_t *const codes = BITS == 8 ? block.bytes[g] : block.stored[g];
+        const uint8_t *const q = x + 8 * T, *const sums_of_q = x + 4 * T;
+        if (BITS == 8 && halves) {
+            const uint8_t *const of_first = firsts + 4 * T * g;
+            alignas(32) int32_t of_second[T];
+            for (int t = 0; t < T; t++) of_second[t] = at<int32_t>(sums_of_q, t) - at<int32_t>(of_first, t);
+            const int64_t first = inputs < GROUP / 2 ? inputs : GROUP / 2;
+            fold(codes, first, q, of_first, block.scales[g][0], x);
+            fold(codes + first * PANEL, inputs - first, q + first * T, reinterpret_cast<const uint8_t *>(of_second),
+                 block.scales[g][1], x);
+        } else {
+            fold(codes, inputs, q, BITS == 4 ? reinterpret_cast<const uint8_t *>(NONE) : sums_of_q, block.scales[g][0], x);
+        }
+        if (BITS == 8 && !minimums) return;
+        const typename P::Floats minimum = P::load(block.minimums[g]);
+        float factors[T];
+        for (int t = 0; t < T; t++) factors[t] = static_cast<float>(at<int32_t>(sums_of_q, t)) * -0.125f * at<float>(x, t);
+        for (int t = 0; t < T; t++) y[t] = P::add_product(minimum, factors[t], y[t]);
+    }
+
+    TPIEDGE_INLINE void fold(const uint8_t *codes, int64_t inputs, const uint8_t *q, const uint8_t *corrections,
+                             const float *scales, const uint8_t *x) {
         typename P::Ints sums[T];
         dots<P, BITS, T>(codes, inputs, q, corrections, sums);
         const typename P::Floats scale = P::load(scales);
@@ -424,13 +440,13 @@ struct PreparedTile {
 };
 
 template <class P, int BITS, int T>
-void prepared_tokens(Prepared &block, int64_t inputs, int64_t format, int64_t tokens, const uint8_t *x, float *y, bool first,
-                     int64_t ahead) {
+void prepared_tokens(const Prepared &block, int64_t inputs, int64_t format, int64_t tokens, const uint8_t *x,
+                     const uint8_t *firsts, float *y, int64_t ahead) {
     if constexpr (T > 0) {
         if (tokens == T)
-            PreparedTile<P, BITS, T>::compute(block, inputs, format == tpiedge::Q6_K, tpiedge::has_minimums(format), x, y, first, ahead);
+            PreparedTile<P, BITS, T>::compute(block, inputs, format, x, firsts, y, ahead);
         else
-            prepared_tokens<P, BITS, T - 1>(block, inputs, format, tokens, x, y, first, ahead);
+            prepared_tokens<P, BITS, T - 1>(block, inputs, format, tokens, x, firsts, y, ahead);
     }
 }
 
@@ -476,16 +492,18 @@ void prepared_panels(const PanelRun &run) {
                 for (int64_t i = 0; i < run.inputs; i += tpiedge::PREPARED_INPUTS) {
                     const int64_t left = run.inputs - i;
                     const int64_t inputs = left < tpiedge::PREPARED_INPUTS ? left : tpiedge::PREPARED_INPUTS;
-                    const int64_t before = run.unit_nbytes + unit * quantised_nbytes(run.inputs) + quantised_nbytes(i);
+                    const int64_t before = run.unit_nbytes + unit * quantised_nbytes(run.inputs) + groups_nbytes(i);
+                    const int64_t to_firsts = groups_nbytes(run.inputs) - groups_nbytes(i) + i / GROUP * 4;
                     if (P::IN_REGISTERS && run.tokens == 1 && inputs % GROUP == 0) {
-                        at = alone(at, inputs, run.activations + before, y);
+                        const uint8_t *x = run.activations + before;
+                        at = alone(at, inputs, x, x + to_firsts, y);
                         continue;
                     }
                     at = prepares(at, inputs, block);
                     for (int64_t t = 0; t < tokens; t += P::TOKENS) {
                         const int64_t some = tokens - t < P::TOKENS ? tokens - t : P::TOKENS;
                         const uint8_t *x = run.activations + (first + t) / P::TOKENS * run.tile_nbytes + before * some;
-                        product(block, inputs, format, some, x, y + t * PANEL, t == 0, t == 0 ? ahead : 0);
+                        product(block, inputs, format, some, x, x + to_firsts * some, y + t * PANEL, t == 0 ? ahead : 0);
                     }
                 }
                 if (run.sums) add_unit<P>(run, y, first, tokens, output);

@@ -17,11 +17,7 @@ struct AvxPanels {
         four = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0x4e));
         return _mm_cvtsi128_si32(_mm_max_epi32(four, _mm_shuffle_epi32(four, 0xb1)));
     }
-    static int32_t added(__m256i a) {
-        __m128i four = _mm_add_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
-        four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));
-        return _mm_cvtsi128_si32(_mm_add_epi32(four, _mm_shuffle_epi32(four, 0xb1)));
-    }
+    static int32_t added_words(__m128i a) { return _mm_cvtsi128_si32(_mm_add_epi32(a, _mm_shuffle_epi32(a, 0x4e))); }
 
     static void lookup(const uint8_t *table, const uint8_t *from, uint8_t *low, uint8_t *high) {
         const __m256i values = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i *>(table)));
@@ -44,12 +40,13 @@ struct AvxPanels {
         for (int i = 0; i < 4; i++) n[i] = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + 8 * i), inverse));
         if (scale.zero)
             for (int i = 0; i < 4; i++) n[i] = _mm256_setzero_si256();
-        const __m256i sum = _mm256_add_epi32(_mm256_add_epi32(n[0], n[1]), _mm256_add_epi32(n[2], n[3]));
         // Packing works on halves of 16 bytes; the last step puts them in order.
-        const __m256i bytes = _mm256_packs_epi16(_mm256_packs_epi32(n[0], n[1]), _mm256_packs_epi32(n[2], n[3]));
-        const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
-        _mm256_storeu_si256(reinterpret_cast<__m256i *>(q), _mm256_permutevar8x32_epi32(bytes, order));
-        return {scale.dx, added(sum)};
+        const __m256i packed = _mm256_packs_epi16(_mm256_packs_epi32(n[0], n[1]), _mm256_packs_epi32(n[2], n[3]));
+        const __m256i bytes = _mm256_permutevar8x32_epi32(packed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+        _mm256_storeu_si256(reinterpret_cast<__m256i *>(q), bytes);
+        const __m256i sums = _mm256_sad_epu8(_mm256_xor_si256(bytes, _mm256_set1_epi8(-128)), _mm256_setzero_si256());
+        const int32_t first = added_words(_mm256_castsi256_si128(sums)) - 128 * 16;
+        return {scale.dx, first + added_words(_mm256_extracti128_si256(sums, 1)) - 128 * 16, first};
     }
 };
 

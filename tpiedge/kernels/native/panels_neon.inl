@@ -112,16 +112,15 @@ struct NeonPanels {
         const QuantisedScale scale(vmaxvq_s32(most));
         if (scale.zero) {
             memset(q, 0, 32);
-            return {scale.dx, 0};
+            return {scale.dx, 0, 0};
         }
-        int32x4_t sum = vdupq_n_s32(0);
         for (int i = 0; i < 32; i += 8) {
             const int32x4_t low = vcvtnq_s32_f32(vmulq_n_f32(vld1q_f32(x + i), scale.inverse));
             const int32x4_t high = vcvtnq_s32_f32(vmulq_n_f32(vld1q_f32(x + i + 4), scale.inverse));
-            sum = vaddq_s32(sum, vaddq_s32(low, high));
             vst1_u8(q + i, vreinterpret_u8_s8(vmovn_s16(vcombine_s16(vmovn_s32(low), vmovn_s32(high)))));
         }
-        return {scale.dx, vaddvq_s32(sum)};
+        const int32_t first = vaddlvq_s8(vreinterpretq_s8_u8(vld1q_u8(q)));
+        return {scale.dx, first + vaddlvq_s8(vreinterpretq_s8_u8(vld1q_u8(q + 16))), first};
     }
 };
 

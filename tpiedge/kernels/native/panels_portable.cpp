@@ -126,17 +126,17 @@ struct PortablePanels {
         const QuantisedScale scale(most);
         if (scale.zero) {
             memset(q, 0, 32);
-            return {scale.dx, 0};
+            return {scale.dx, 0, 0};
         }
-        int32_t sum = 0;
+        int32_t sums[2] = {};
         for (int i = 0; i < 32; i++) {
             // 1.5 * 2^23 leaves no bits for a fraction, and rounds as every addition does.
             const float magic = x[i] * scale.inverse + 12582912.0f;
             const int32_t n = static_cast<int32_t>(magic - 12582912.0f);
             q[i] = static_cast<uint8_t>(n);
-            sum += n;
+            sums[i / 16] += n;
         }
-        return {scale.dx, sum};
+        return {scale.dx, sums[0] + sums[1], sums[0]};
     }
 
     // Those of eight bits without their offset; eight of 64.

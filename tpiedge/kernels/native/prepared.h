@@ -22,10 +22,8 @@ constexpr int64_t PREPARED_INPUTS = 8 * GROUP;
 struct Prepared {
     alignas(64) float scales[8][2][PANEL];  // one for each half of a group, or one
     alignas(64) float minimums[8][PANEL];
-    const uint8_t *codes[8];  // as they are stored
-    // Unless kernels take these: makes codes of a group, or its first inputs, bytes that are 128 more than what each stands
-    // for. The first tile of tokens calls it group by group, so that memory is read while it computes.
-    void (*to_bytes)(const uint8_t *codes, int64_t inputs, uint8_t *bytes);
+    const uint8_t *stored[8];  // codes
+    // Unless kernels take codes as they are stored: bytes that are 128 more than what each stands for.
     alignas(64) uint8_t bytes[8][GROUP * PANEL];
 };
 
