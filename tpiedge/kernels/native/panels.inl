@@ -326,10 +326,34 @@ const uint8_t *prepare(const uint8_t *block, int64_t inputs, Prepared &made) {
     return block;
 }
 
+// Where the sums of a tile of tokens go on, y [T, 16]; the last inputs of a row-parallel unit add them to `sums`.
+struct Target {
+    float *y;
+    bool begins;
+    int32_t *sums;
+    float *squares;
+};
+
+template <class P, int T>
+inline void store(const typename P::Floats *y, const Target &to) {
+    if (!to.sums) {
+        for (int t = 0; t < T; t++) P::store(to.y + t * PANEL, y[t]);
+        return;
+    }
+    typename P::Floats squares = P::load(to.squares);
+    for (int t = 0; t < T; t++) {
+        typename P::Ints sums = P::load_ints(to.sums + t * PANEL);
+        P::add_part(y[t], sums, squares);
+        P::store_ints(to.sums + t * PANEL, sums);
+    }
+    P::store(to.squares, squares);
+}
+
 // As much of whole groups, times one token, added to y, without a detour through memory.
 template <class P, int64_t FORMAT>
-const uint8_t *multiply_one(const uint8_t *block, int64_t inputs, const uint8_t *x, const uint8_t *firsts, float *to) {
-    typename P::Floats y = P::load(to);
+const uint8_t *multiply_one(const uint8_t *block, int64_t inputs, const uint8_t *x, const uint8_t *firsts,
+                            const Target &to) {
+    typename P::Floats y = to.begins ? P::zero() : P::load(to.y);
     for (int64_t left = inputs / GROUP; left > 0; left -= tpiedge::block_groups(FORMAT)) {
         const int64_t groups = left < tpiedge::block_groups(FORMAT) ? left : tpiedge::block_groups(FORMAT);
         const Header<P, FORMAT> header(block, groups);
@@ -357,12 +381,12 @@ const uint8_t *multiply_one(const uint8_t *block, int64_t inputs, const uint8_t 
             x += groups_nbytes(GROUP);
         }
     }
-    P::store(to, y);
+    store<P, 1>(&y, to);
     return block;
 }
 
 template <class P>
-using MultiplyOne = const uint8_t *(*)(const uint8_t *, int64_t, const uint8_t *, const uint8_t *, float *);
+using MultiplyOne = const uint8_t *(*)(const uint8_t *, int64_t, const uint8_t *, const uint8_t *, const Target &);
 
 template <class P, int64_t... FORMAT>
 MultiplyOne<P> multiply_one_of(int64_t format, std::integer_sequence<int64_t, FORMAT...>) {
@@ -382,7 +406,7 @@ Prepare<P> prepare_of(int64_t format, std::integer_sequence<int64_t, FORMAT...>)
     return ALL[format];
 }
 
-// What was prepared, times a tile of T tokens, added to y [T, 16]. With BITS = 4 codes are as they are stored, without offset.
+// What was prepared, times a tile of T tokens, added to y. With BITS = 4 codes are as they are stored, without offset.
 template <class P, int BITS, int T>
 struct PreparedTile {
     const Prepared &block;
@@ -391,10 +415,10 @@ struct PreparedTile {
     int64_t ahead;
     typename P::Floats y[T];
 
-    static void compute(const Prepared &block, int64_t inputs, int64_t format, const uint8_t *x, const uint8_t *firsts, float *to,
-                        int64_t ahead) {
+    static void compute(const Prepared &block, int64_t inputs, int64_t format, const uint8_t *x, const uint8_t *firsts,
+                        int64_t ahead, const Target &to) {
         PreparedTile tile{block, firsts, format == tpiedge::Q6_K, tpiedge::has_minimums(format), ahead, {}};
-        for (int t = 0; t < T; t++) tile.y[t] = P::load(to + t * PANEL);
+        for (int t = 0; t < T; t++) tile.y[t] = to.begins ? P::zero() : P::load(to.y + t * PANEL);
         int64_t g = 0;
         for (; (g + 1) * GROUP <= inputs; g++, x += groups_nbytes(GROUP) * T) tile.group(g, GROUP, x);
         if (g * GROUP < inputs) {  // as in Tile
@@ -402,7 +426,7 @@ struct PreparedTile {
             copy.group_apart(g, filled(inputs - g * GROUP), x);
             for (int t = 0; t < T; t++) tile.y[t] = copy.y[t];
         }
-        for (int t = 0; t < T; t++) P::store(to + t * PANEL, tile.y[t]);
+        store<P, T>(tile.y, to);
     }
 
     TPIEDGE_APART void group_apart(int64_t g, int64_t inputs, const uint8_t *x) { group(g, inputs, x); }
@@ -441,35 +465,18 @@ struct PreparedTile {
 
 template <class P, int BITS, int T>
 void prepared_tokens(const Prepared &block, int64_t inputs, int64_t format, int64_t tokens, const uint8_t *x,
-                     const uint8_t *firsts, float *y, int64_t ahead) {
+                     const uint8_t *firsts, int64_t ahead, const Target &to) {
     if constexpr (T > 0) {
         if (tokens == T)
-            PreparedTile<P, BITS, T>::compute(block, inputs, format, x, firsts, y, ahead);
+            PreparedTile<P, BITS, T>::compute(block, inputs, format, x, firsts, ahead, to);
         else
-            prepared_tokens<P, BITS, T - 1>(block, inputs, format, tokens, x, firsts, y, ahead);
-    }
-}
-
-// Adds the parts of a unit, y [tokens, 16], to their sums, tile by tile.
-template <class P>
-void add_unit(const PanelRun &run, const float *y, int64_t token, int64_t tokens, int64_t output) {
-    const int64_t index = output / PANEL;
-    int32_t *const sums_at = run.sums + token * PANEL + index * run.y_panel_stride;
-    for (int64_t t = 0; t < tokens; t++) {
-        float *const squares_at =
-            run.squares + (token + t) / P::TOKENS * PANEL + index * run.squares_panel_stride;
-        typename P::Ints sums = P::load_ints(sums_at + t * PANEL);
-        typename P::Floats squares = P::load(squares_at);
-        P::add_part(P::load(y + t * PANEL), sums, squares);
-        P::store_ints(sums_at + t * PANEL, sums);
-        P::store(squares_at, squares);
+            prepared_tokens<P, BITS, T - 1>(block, inputs, format, tokens, x, firsts, ahead, to);
     }
 }
 
 template <class P>
 void prepared_panels(const PanelRun &run) {
-    const int64_t format = run.format, nbytes = panel_nbytes(run.inputs, format);
-    const int64_t most = PREPARED_TILES * P::TOKENS;
+    const int64_t format = run.format, nbytes = panel_nbytes(run.inputs, format), most = PREPARED_TILES * P::TOKENS;
     constexpr auto formats = std::make_integer_sequence<int64_t, tpiedge::MXFP4 + 1>();
     const auto prepares = prepare_of<P>(format, formats);
     const auto alone = multiply_one_of<P>(format, formats);
@@ -480,35 +487,36 @@ void prepared_panels(const PanelRun &run) {
     for (int64_t output = 0; output < run.outputs; output += PANEL)
         for (int64_t first = 0; first < run.tokens; first += most) {
             const int64_t tokens = run.tokens - first < most ? run.tokens - first : most, index = output / PANEL;
-            if (run.sums && !run.adds) {
-                const int64_t tiles = (tokens + P::TOKENS - 1) / P::TOKENS;
-                memset(run.sums + first * PANEL + index * run.y_panel_stride, 0, tokens * PANEL * sizeof *run.sums);
-                memset(run.squares + first / P::TOKENS * PANEL + index * run.squares_panel_stride, 0,
-                       tiles * PANEL * sizeof *run.squares);
+            int32_t *const sums = run.sums ? run.sums + first * PANEL + index * run.y_panel_stride : nullptr;
+            float *const squares =
+                run.sums ? run.squares + first / P::TOKENS * PANEL + index * run.squares_panel_stride : nullptr;
+            if (sums && !run.adds) {
+                memset(sums, 0, tokens * PANEL * sizeof *sums);
+                memset(squares, 0, (tokens + P::TOKENS - 1) / P::TOKENS * PANEL * sizeof *squares);
             }
-            for (int64_t unit = 0; unit < (run.sums ? run.units : 1); unit++) {
+            for (int64_t unit = 0; unit < (sums ? run.units : 1); unit++) {
                 const uint8_t *at = run.data + index * nbytes + unit * run.data_stride;
-                memset(y, 0, tokens * PANEL * sizeof *y);
                 for (int64_t i = 0; i < run.inputs; i += tpiedge::PREPARED_INPUTS) {
                     const int64_t left = run.inputs - i;
                     const int64_t inputs = left < tpiedge::PREPARED_INPUTS ? left : tpiedge::PREPARED_INPUTS;
                     const int64_t before = run.unit_nbytes + unit * quantised_nbytes(run.inputs) + groups_nbytes(i);
                     const int64_t to_firsts = groups_nbytes(run.inputs) - groups_nbytes(i) + i / GROUP * 4;
+                    Target to{y, i == 0, inputs == left ? sums : nullptr, squares};
                     if (P::IN_REGISTERS && run.tokens == 1 && inputs % GROUP == 0) {
-                        const uint8_t *x = run.activations + before;
-                        at = alone(at, inputs, x, x + to_firsts, y);
+                        at = alone(at, inputs, run.activations + before, run.activations + before + to_firsts, to);
                         continue;
                     }
                     at = prepares(at, inputs, block);
                     for (int64_t t = 0; t < tokens; t += P::TOKENS) {
                         const int64_t some = tokens - t < P::TOKENS ? tokens - t : P::TOKENS;
                         const uint8_t *x = run.activations + (first + t) / P::TOKENS * run.tile_nbytes + before * some;
-                        product(block, inputs, format, some, x, x + to_firsts * some, y + t * PANEL, t == 0 ? ahead : 0);
+                        to.y = y + t * PANEL;
+                        product(block, inputs, format, some, x, x + to_firsts * some, t == 0 ? ahead : 0, to);
+                        if (to.sums) to.sums += P::TOKENS * PANEL, to.squares += PANEL;
                     }
                 }
-                if (run.sums) add_unit<P>(run, y, first, tokens, output);
             }
-            if (run.sums) continue;
+            if (sums) continue;
             const int64_t count = run.outputs - output < PANEL ? run.outputs - output : PANEL;
             for (int64_t t = 0; t < tokens; t++)
                 memcpy(run.y + (first + t) * run.y_stride + index * run.y_panel_stride, y + t * PANEL,
