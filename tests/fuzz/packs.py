@@ -77,7 +77,7 @@ def _files(pattern: str) -> Callable[[], list[bytes]]:
 PARSERS: Final = (
     Parser(
         "manifest", _manifest, _manifest_seeds, form=MANIFEST,
-        words=words_of("q8 q4 f32 bf16 precision embedding head layers version vectors_f32 transposed"),
+        words=words_of("q8 q4 q6_k f32 bf16 kept precision embedding head layers version vectors_f32 transposed"),
     ),
     Parser("settings", _settings, _files("configs/*.toml"), form=TEXT, words=_TOML_WORDS),
     Parser("testbed", _testbed, _files("configs/testbeds/*.toml"), form=TEXT, words=_TOML_WORDS),

@@ -50,14 +50,16 @@ def test_gguf_file_runs_and_is_packed_once(here, one_fork_server, tmp_path):
     path = write_text_gguf_of(resolve_model(DEMO), tmp_path / "Small-boat.Q5_0.gguf", "Q5_0")
     arguments = ("--raw", "--prompt", "The small boat", "--max-tokens", 8)
     flags = (*arguments, "--threads", 1, "--cache", tmp_path / "c")
-    first = here("run", "--model", path, *flags)
+    first = here("run", "--model", path, "--precision", "q8", *flags)
     assert first.status == 0, first.err
     assert "packing Small-boat.Q5_0.gguf as q8" in first.err
     assert "of Q5_0 are rounded to q8" in first.err
-    again = here("run", "--model", path, *flags)
+    again = here("run", "--model", path, "--precision", "q8", *flags)
     assert "packing" not in again.err
     assert "rounded" not in again.err
     named = here("run", "--model", "small-boat-Q8", *flags)  # whatever the case
     assert first.out == again.out == named.out
     (pack,) = json.loads(here("ls", "--json", "--cache", tmp_path / "c").out)["packs"]
     assert (pack["name"], pack["source"], pack["precision"]) == ("Small-boat-q8", str(path), "q8")
+    assert "of Q5_0 are rounded to q8 (" in pack["rounded"]
+    assert f"Small-boat-q8: {pack['rounded']}" in here("ls", "--cache", tmp_path / "c").out.splitlines()

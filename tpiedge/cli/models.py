@@ -28,7 +28,7 @@ from tpiedge.model.source import HubCache, HubName, parse_hub_name
 from tpiedge.model.spec import config_of_pack, model_spec
 from tpiedge.pack.layout import storage_of
 from tpiedge.pack.reader import Pack, remove_packs
-from tpiedge.pack.specs import BlobSpec, Precision
+from tpiedge.pack.specs import CHOICES, BlobSpec, Precision
 from tpiedge.pack.store import ShardStore, write_limit
 from tpiedge.sanitise import quote, sanitised_line
 from tpiedge.units import format_age, format_bytes, parse_bytes
@@ -59,11 +59,11 @@ def _card(name: str, cache: Path | None) -> dict[str, Any]:
         else:
             config, name = config_of_pack(Pack.open(path)), catalogue.load_label(path).name
     spec = model_spec(config)
-    layers = {one: sum(_nbytes(layer, one) for layer in spec.layers) for one in Precision}
+    layers = {one: sum(_nbytes(layer, one) for layer in spec.layers) for one in CHOICES}
     others = {
         one: _nbytes(spec.embedding, storage_of(one, spec).embedding)
         + _nbytes(spec.head, storage_of(one, spec).head)
-        for one in Precision
+        for one in CHOICES
     }
     shape = ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "intermediate_size")
     return {
@@ -80,9 +80,9 @@ def _card(name: str, cache: Path | None) -> dict[str, Any]:
         "context_tokens": config.max_position_embeddings,
         "dtype": config.dtype,
         "parameters": sum(map(_numbers, (*spec.layers, spec.embedding, spec.head))),
-        "nbytes": {one.value: layers[one] + others[one] for one in Precision},
+        "nbytes": {one.value: layers[one] + others[one] for one in CHOICES},
         "layer_bytes_per_node": {
-            one.value: {str(nodes): layers[one] // nodes for nodes in (1, 2, 4, 8)} for one in Precision
+            one.value: {str(nodes): layers[one] // nodes for nodes in (1, 2, 4, 8)} for one in CHOICES
         },
         "path": str(path) if path else None,
         "packs": [str(pack) for pack in packs],
@@ -188,6 +188,9 @@ def ls(with_aliases: bool, as_json: bool, cache: Path | None) -> None:
             )
     if rows:
         print_table(["name", "precision", "size", "source", "last use"], rows)
+        for pack in packs:
+            if pack.rounded:
+                click.echo(f"{pack.name}: {sanitised_line(pack.rounded)}")
     else:
         click.echo("no models yet: 'tpiedge ls --all' lists models to pull", err=True)
 

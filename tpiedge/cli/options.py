@@ -15,7 +15,7 @@ from platformdirs import user_cache_path, user_state_path
 
 from tpiedge.errors import UserError
 from tpiedge.host.private_file import check_folder
-from tpiedge.pack.specs import Precision
+from tpiedge.pack.specs import CHOICES
 from tpiedge.units import format_bytes, parse_bytes
 from tpiedge.wire.control import SPECULATE_AUTO
 from tpiedge.wire.fields import CollectiveChoice, Compute, Keeping, KVPrecision, WirePrecision
@@ -214,12 +214,19 @@ state_option = _folder_option(
 )
 
 
+PRECISION = click.Choice([one.value for one in CHOICES])
+
+
+def precision_option(says: str) -> Decorator[Any]:
+    """Makes the option --precision. Its value is None for "keep"."""
+    kind = click.Choice(["keep", *PRECISION.choices])
+    return option(
+        "--precision", says, kind, callback=lambda _c, _p, value: None if value == "keep" else value
+    )
+
+
 arithmetic_options = together(
-    option(
-        "--precision",
-        "Precision of stored weights; q8 and q4 are quantised.  [default: the checkpoint's]",
-        click.Choice([one.value for one in Precision]),
-    ),
+    precision_option("Precision of stored weights; q8 and q4 are quantised.  [default: keep the model's]"),
     option(
         "--compute",
         "Precision of arithmetic.  [default: int8 for q8 and q4, else f32]",

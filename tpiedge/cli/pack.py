@@ -12,7 +12,7 @@ import click
 
 from tpiedge.cli.listing import json_option
 from tpiedge.cli.model_names import MODEL
-from tpiedge.cli.options import Location, cache_option, option, together
+from tpiedge.cli.options import PRECISION, Location, cache_option, option, precision_option, together
 from tpiedge.engine.sampling import MAX_SEED
 from tpiedge.errors import UserError
 from tpiedge.local.catalogue import check_free, check_name, find_model, name_pack, packs_folder, the_pack_of
@@ -32,7 +32,6 @@ from tpiedge.pack.reader import Pack, verify_pack
 from tpiedge.pack.specs import Precision
 from tpiedge.units import format_bytes
 
-_precision = click.Choice([precision.value for precision in Precision])
 _result_options = together(
     option("--out", "Folder to write.  [default: in the cache]", Location()),
     option("--name", "Name of the pack for every verb.  [default: made of the model's name]"),
@@ -47,16 +46,14 @@ _result_options = together(
 @option("--random", f"Random weights: {', '.join(sorted(PRESETS))}.", name="preset_name", metavar="PRESET")
 @option("--distinct-layers", "Store K layers and repeat them (with --random).", int, metavar="K")
 @option("--seed", "Seed of the random weights.", click.IntRange(0, MAX_SEED), 0)
-@option(
-    "--precision",
-    "Precision of stored weights; q8 and q4 quantise the layers.  [default: the checkpoint's; bf16]",
-    _precision,
+@precision_option(
+    "Precision of stored weights; q8 and q4 quantise the layers.  [default: keep the checkpoint's; bf16]"
 )
-@option("--embedding-precision", "Precision of the embedding, with q8 or q4.  [default: bf16]", _precision)
+@option("--embedding-precision", "Precision of the embedding, with q8 or q4.  [default: bf16]", PRECISION)
 @option(
     "--head-precision",
     "Precision of the LM head, with q8 or q4; a tied embedding has the same.  [default: q8]",
-    _precision,
+    PRECISION,
 )
 @click.option(
     "--search/--no-search", default=True, help="Choose the scales of q4 by their error.  [default: search]"
@@ -66,12 +63,14 @@ def pack(
     model_name: str | None, preset_name: str | None, distinct_layers: int | None, seed: int, **flags: Any
 ) -> None:
 
-    def storage_of(usual: Precision, tied: bool) -> Storage:
+    def storage_of(usual: Storage, tied: bool) -> Storage:
         layers, embedding, head = (
             Precision(flags[f"{part}precision"]) if flags[f"{part}precision"] else None
             for part in ("", "embedding_", "head_")
         )
-        return Storage.of(layers or usual, tied=tied, embedding=embedding, head=head, search=flags["search"])
+        kept, search = {} if layers else usual.kept, flags["search"]
+        layers = layers or usual.layers
+        return Storage.of(layers, tied=tied, embedding=embedding, head=head, search=search, kept=kept)
 
     out, name, cache, source_bytes = flags["out"], flags["name"], flags["cache"], None
     _check_name(name, out)
@@ -83,7 +82,7 @@ def pack(
         raise UserError("--distinct-layers needs --random: a real model has every layer of its own")
     else:
         checkpoint = _checkpoint_of(model_name or "", cache)
-        stored = storage_of(checkpoint.storage(None).layers, checkpoint.config.tie_word_embeddings)
+        stored = storage_of(checkpoint.storage(None), checkpoint.config.tie_word_embeddings)
         write, label = partial(pack_model, checkpoint, stored), checkpoint.label
         files = {file for tensor in checkpoint.tensors.values() for file in tensor.files}
         source_bytes = sum(file.stat().st_size for file in files)
@@ -120,14 +119,14 @@ def _pack_preset(
     preset_name: str,
     distinct_layers: int | None,
     seed: int,
-    storage_of: Callable[[Precision, bool], Storage],
+    storage_of: Callable[[Storage, bool], Storage],
     cache: Path | None,
     out: Path | None,
     name: str | None,
 ) -> PackedModel:
     spec = model_spec(ModelConfig.from_huggingface(preset(preset_name), f"preset {preset_name}"))
     layers = f"-k{distinct_layers}" if distinct_layers is not None else ""
-    storage = storage_of(Precision.BF16, spec.tied)
+    storage = storage_of(Storage.of(Precision.BF16, tied=spec.tied), spec.tied)
     label = storage.label(tied=spec.tied)
     folder = packs_folder(cache) / f"random-{preset_name}-{label}{layers}-s{seed}"
     check_free(folder, None if out else name)
@@ -140,15 +139,15 @@ def _pack_preset(
 
 @click.command("import-gguf")
 @click.argument("file", type=Location())
-@option("--precision", "Precision of the layers.  [default: exact for the file's weights, or q8]", _precision)
+@precision_option("Precision of the layers.  [default: keep the file's]")
 @_result_options
 def import_gguf(
     file: Path, out: Path | None, precision: str | None, name: str | None, cache: Path | None, **flags: bool
 ) -> None:
     """Convert a Llama or Qwen model in a GGUF FILE to a pack, with its tokenizer.
 
-    Without --precision, weights of one type (Q4_0, Q8_0, BF16, F16 or F32) stay exact. Weights of other or mixed types
-    may be rounded; the command says so. Norms and biases are never rounded. `run` and `master` also take FILE. They
+    Without --precision, every matrix keeps its type. Matrices of types that kernels lack (Q2_K, Q3_K, IQ4_XS) are
+    rounded to q8; the command says so. Norms and biases are never rounded. `run` and `master` also take FILE. They
     import FILE into the cache the first time."""
     _check_name(name, out)
     if not file.exists() and (found := find_model(str(file), cache)).kind == "GGUF file":

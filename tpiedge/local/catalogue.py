@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import Literal
@@ -20,18 +20,19 @@ from tpiedge.model.source import DEMO, HubCache, HubName, cache_folder, is_gguf,
 from tpiedge.pack.files import replacing
 from tpiedge.pack.manifest import MANIFEST_NAME
 from tpiedge.pack.reader import Pack
+from tpiedge.pack.specs import Precision
 from tpiedge.progress import say
 from tpiedge.sanitise import quote, sanitised_line
 
 # Names made by Storage.label.
-_PRECISION = "(?:f32|bf16|q8|q4)"
+_PRECISION = f"(?:{'|'.join(one.value for one in Precision)})"
 _OF_MODEL = re.compile(
-    rf"(.+?)-{_PRECISION}(?:-(?:embedding|head)-{_PRECISION})*(?:-vectors-f32)?(?:-plain)?-[0-9a-f]{{16}}"
+    rf"(.+?)-(?:kept-)?{_PRECISION}(?:-(?:embedding|head)-{_PRECISION})*(?:-vectors-f32)?(?:-plain)?-[0-9a-f]{{16}}"
 )
 _LABEL = "label.json"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 # Endings of GGUF files: "model.Q4_K_M", "model-f16".
-_STORAGE_ENDING = re.compile(r"[.-](?:i?q\d\w*|bf16|fp?16|fp?32)$", re.IGNORECASE)
+_STORAGE_ENDING = re.compile(r"[.-](?:i?q\d\w*|mxfp4\w*|bf16|fp?16|fp?32)$", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class FoundModel:
 @dataclass(frozen=True)
 class StoredPack:
     """A pack of the cache. `precision` and `nbytes` are None if unreadable. `used_s`, its last use, is in seconds since
-    1970."""
+    1970. `rounded` says which of its source's matrices were rounded."""
 
     path: Path
     name: str
@@ -52,14 +53,16 @@ class StoredPack:
     precision: str | None
     nbytes: int | None
     used_s: float
+    rounded: str
 
 
 @dataclass(frozen=True)
 class PackLabel:
-    """A pack's name and origin, in label.json. The file's mtime is the last use."""
+    """A pack's name, origin, and what was rounded, in label.json. The file's mtime is the last use."""
 
     name: str
     source: str = ""
+    rounded: str = ""
 
 
 def packs_folder(cache: Path | None) -> Path:
@@ -116,7 +119,7 @@ def stored_pack(path: Path) -> StoredPack:
     for name in (MANIFEST_NAME, _LABEL):
         with contextlib.suppress(OSError):
             used_s = (path / name).stat().st_mtime
-    return StoredPack(path, label.name, model, label.source, precision, nbytes, used_s)
+    return StoredPack(path, label.name, model, label.source, precision, nbytes, used_s, label.rounded)
 
 
 def packs_of(name: str, cache: Path | None) -> list[Path]:
@@ -162,7 +165,7 @@ def name_pack(pack: Path, stem: str, precision: str, source: str, wanted: str | 
         check_free(pack, wanted)
         if label.name not in (pack.name, wanted):
             say(f"tpiedge: the pack was called {label.name} before")
-    save_label(pack, PackLabel(wanted, source))
+    save_label(pack, replace(label, name=wanted, source=source))
     return wanted
 
 
@@ -237,7 +240,7 @@ def load_label(pack: Path) -> PackLabel:
         return PackLabel(folder)
     match values:
         case {"name": str(name), "source": str(source)} if _NAME.fullmatch(name):
-            return PackLabel(name, source)
+            return PackLabel(name, source, str(values.get("rounded", "")))
     return PackLabel(folder)
 
 

@@ -3,12 +3,12 @@
 import json
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tpiedge.errors import UserError
 from tpiedge.kernels.quantise import QuantisationError
-from tpiedge.local.catalogue import check_free, name_pack, packs_folder, write_files
+from tpiedge.local.catalogue import check_free, load_label, name_pack, packs_folder, save_label, write_files
 from tpiedge.model.checkpoint import Checkpoint
 from tpiedge.model.config import MAX_CONFIG_BYTES, POOLING_FILE, POOLING_FOLDER
 from tpiedge.model.folder import TEXT_FILES, has_file, list_files, read_bytes, read_json
@@ -73,6 +73,8 @@ def pack_model(
         stem, origin = source.stem, str(pulled_name(source.path.parent) or source.path.absolute())
     if out is None:
         name = name_pack(target, stem or source.label, storage.layers.value, origin, name)
+        if losses:
+            save_label(target, replace(load_label(target), rounded="; ".join(losses)))
     return PackedModel(report, name, tuple(losses), tuple(notices))
 
 

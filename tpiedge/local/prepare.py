@@ -148,8 +148,10 @@ def prepare(
     else:
         is_gguf, hub_name = found.kind == "GGUF file", parse_hub_name(name)
         source: Source = GgufModel.open(found.path) if is_gguf else Checkpoint.open(found.path)
-        stored, arithmetic = _choose(source.storage(None).layers, precision, compute, kv)
-        storage = source.storage(stored)
+        storage = source.storage(None)
+        stored, arithmetic = _choose(storage.layers, precision, compute, kv)
+        if precision is not None:
+            storage = source.storage(stored)
         out = cached_pack(source, storage, cache)
         if not is_complete(out):
             for notice in pack_model(source, storage, cache).notices:

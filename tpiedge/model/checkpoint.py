@@ -22,7 +22,7 @@ from tpiedge.model.config import MAX_CONFIG_BYTES, ModelConfig
 from tpiedge.model.folder import ConfigFields, has_file, open_file, parse_json, read_bytes, read_json
 from tpiedge.model.quantisation import OLD_FILES, WEIGHT, Quantisation, joined_tensors
 from tpiedge.model.source import folder_label
-from tpiedge.model.spec import EMBEDDING, HEAD
+from tpiedge.model.spec import EMBEDDING, HEAD, model_spec
 from tpiedge.pack.layout import Storage
 from tpiedge.pack.quantised import Int4Tensor
 from tpiedge.pack.source import SourceTensor, StoredTensor, TensorSource
@@ -182,10 +182,10 @@ class Checkpoint:
         return folder_label(self.folder)
 
     def storage(self, precision: Precision | None) -> Storage:
-        """Returns a pack's storage. The default precision is `quantisation.precision`, else bf16 if all tensors are,
-        else f32."""
+        """Returns a pack's storage. The default is `quantisation.storage`, else bf16 if all tensors are, else f32."""
+        if self.quantisation and precision is None:
+            return self.quantisation.storage(self.tensors, model_spec(self.config))
         usual = Precision.BF16 if {one.dtype for one in self.tensors.values()} == {"BF16"} else Precision.F32
-        usual = self.quantisation.precision if self.quantisation else usual
         return Storage.of(precision or usual, tied=self.config.tie_word_embeddings)
 
     def check(self, spec: ModelSpec) -> None:

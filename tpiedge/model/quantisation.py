@@ -1,15 +1,17 @@
 """Reads 4-bit GPTQ and AWQ checkpoints. Joins each matrix from its parts NAME.qweight, .qzeros, .scales and .g_idx."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from tpiedge.errors import UserError
+from tpiedge.kernels.panels import GROUP
+from tpiedge.kernels.quantise import QuantisationError
 from tpiedge.model.folder import ConfigFields, parse_json
 from tpiedge.pack.layout import Storage
 from tpiedge.pack.panel_writer import Quality
-from tpiedge.pack.quantised import WORD, BlockTensor, Int4Tensor, holds_exactly
+from tpiedge.pack.quantised import WORD, BlockTensor, Int4Tensor, cut_at_blocks, holds_exactly
 from tpiedge.pack.source import SourceTensor, StoredTensor
 from tpiedge.pack.specs import ModelSpec, Precision
 from tpiedge.sanitise import quote
@@ -45,7 +47,21 @@ class Quantisation:
     @property
     def precision(self) -> Precision:
         """The smallest precision that adds little or no error."""
-        return Precision.Q4 if self.symmetric and not self.is_apart else Precision.Q8
+        if self.is_apart or (not self.symmetric and (self.group or GROUP) % GROUP):
+            return Precision.Q8
+        return Precision.Q4 if self.symmetric else Precision.Q4_ZERO
+
+    def storage(self, tensors: Mapping[str, StoredTensor], spec: ModelSpec) -> Storage:
+        """Returns the storage of a checkpoint that rounds fewest weights."""
+        if self.precision is not Precision.Q4_ZERO:
+            return Storage.of(self.precision, tied=spec.tied)
+        own = {}
+        for matrix in (matrix for layer in spec.layers for matrix in layer.matrices):
+            tensor = tensors.get(matrix.source)
+            exact = isinstance(tensor, Int4Tensor) and tensor.scales.dtype == "F16"
+            exact = exact and cut_at_blocks(matrix, GROUP)
+            own[matrix.source] = Precision.Q4_ZERO if exact else Precision.Q8
+        return Storage.keeping(spec, own)
 
     @staticmethod
     def of(config: ConfigFields, old: tuple[Path, bytes] | None = None) -> "Quantisation | None":
@@ -107,31 +123,35 @@ def rounded_matrices(
     quality: Quality | None,
     quantisation: Quantisation | None = None,
 ) -> Iterator[str]:
-    """Yields lines like "7 matrices of Q6_K are rounded to q8". Without `quality`, a GGUF tensor's type decides whether
-    it was rounded."""
-    noisy = {one.tensor for one in quality.tensors if one.error.noise > 0} if quality else set()
+    """Yields lines like "7 matrices of Q6_K are rounded to q8 (44 dB)". Without `quality`, a GGUF tensor's type decides
+    whether it was rounded."""
+    noisy = {one.tensor: one.error for one in quality.tensors if one.error.noise > 0} if quality else {}
     found: Counter[tuple[str, str]] = Counter()
+    errors: defaultdict[tuple[str, str], QuantisationError] = defaultdict(QuantisationError)
     for key, blob in spec.blobs.items():
-        precision = storage.of_blob(key)
         for matrix in blob.matrices:
+            precision = storage.kept.get(matrix.source, storage.of_blob(key))
             tensor = tensors[matrix.source]
             is_rounded = matrix.source in noisy
             if isinstance(tensor, BlockTensor):
                 kind = tensor.kind
                 if quality is None and precision.quantised:
-                    is_rounded = not holds_exactly(precision.format, kind)
+                    is_rounded = not holds_exactly(precision.format, kind, matrix)
             elif isinstance(tensor, Int4Tensor):
                 kind = tensor.scheme.upper()
             else:
                 continue
             found[kind, precision.value] += is_rounded or (precision is Precision.BF16 and kind != "BF16")
+            errors[kind, precision.value] += noisy.get(matrix.source, QuantisationError())
     apart = quantisation is not None and quantisation.is_apart
     for (kind, rounded), count in sorted(found.items()):
         if count:
             matrices = f"{counted(count, 'matrix', 'matrices')} of {kind}"
             by_order = apart and Precision(rounded).quantised
             cause = ", because act-order has put the inputs of a group apart" if by_order else ""
-            yield f"{matrices} {'are' if count > 1 else 'is'} rounded to {rounded}{cause}"
+            error = errors[kind, rounded]
+            ratio = f" ({error.sqnr_db:.0f} dB)" if error.noise else ""
+            yield f"{matrices} {'are' if count > 1 else 'is'} rounded to {rounded}{ratio}{cause}"
 
 
 def _joined(base: str, tensors: Mapping[str, SourceTensor], quantisation: Quantisation) -> Int4Tensor:

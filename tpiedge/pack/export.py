@@ -1,4 +1,4 @@
-"""Exports a pack as a safetensors checkpoint with the original names and shapes. q8 and q4 matrices become f32."""
+"""Exports a pack as a safetensors checkpoint with the original names and shapes. Quantised matrices become f32."""
 
 import json
 import math

@@ -15,14 +15,15 @@ from tpiedge.kernels.panels import Codes
 from tpiedge.pack.files import OpenFile
 from tpiedge.pack.layout import MatrixLayout, PanelLayout
 from tpiedge.pack.reader import Pack
+from tpiedge.pack.specs import Precision
 
 Exponents = tuple[tuple[int, int], ...]
 """The exponents (o, down) of each layer; empty for a pack that is not quantised."""
 
 _BELOW: Final = 16
-#: log2 of a weight's expected size in units of its scale; the largest weight of a group is 8 scales in 4 bits, 127 in 8
-#: bits.
-_SCALES: Final = {4: 2, 8: 6}
+#: log2 of a weight's expected size in units of its scale; the largest weight of a group is 8 scales in q4, 127 in q8.
+#: Of other precisions, weights are the sample.
+_SCALES: Final = {Precision.Q4: 2, Precision.Q8: 6}
 _LEAST, _MOST = -100, 100  # 2**exponent and its reciprocal are normal numbers, with room
 
 
@@ -60,13 +61,14 @@ def _of_matrix(file: OpenFile, matrix: MatrixLayout) -> int:
         for panel in _spread(shape.panels, 4):
             place = offset + panel * shape.panel_nbytes
             stored = file.array(place, (1, shape.panel_nbytes), np.dtype(np.uint8))
-            scales, _ = Codes.of_panels(stored, shape).factors()
-            squares.extend(float(scale) ** 2 for scale in scales.ravel() if np.isfinite(scale))
+            codes = Codes.of_panels(stored, shape)
+            sample = codes.factors()[0] if matrix.precision in _SCALES else codes.values()
+            squares += (sample[np.isfinite(sample)].astype(np.float64) ** 2).tolist()
     # fsum rounds once, so every computer gets the same sum.
     mean = math.fsum(squares) / max(1, len(squares))
     if mean == 0:
         return -_BELOW  # panels outside the sample need not be zeros
-    variance = mean * 4.0 ** _SCALES[matrix.precision.bits] * matrix.rows
+    variance = mean * 4.0 ** _SCALES.get(matrix.precision, 0) * matrix.rows
     _, exponent = math.frexp(variance)  # 2**(exponent - 1) <= variance < 2**exponent
     return max(_LEAST, min(_MOST, math.ceil(exponent / 2) - _BELOW))
 

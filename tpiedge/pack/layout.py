@@ -3,15 +3,17 @@
 1. A matrix is stored unit after unit. Units are multiples of ALIGN bytes (for O_DIRECT). A column-parallel matrix has a
    row per output feature. A row-parallel matrix (o, down; `transposed`) has a row per input feature.
 2. In f32 and bf16, a row takes `cols * itemsize` bytes rounded up to ROW_ALIGN. Rows of zeros fill up a unit.
-3. In q8 and q4, a unit has panels (kernels/panels.py), then zeros.
+3. In other precisions, a unit has panels (kernels/panels.py), then zeros.
 4. The vectors (norms, biases) form one section at the start of the blob. Each vector is aligned to ROW_ALIGN. The
    section is aligned to ALIGN. All other bytes are zero.
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
+from types import MappingProxyType
 
 from msgspec.structs import astuple
 
@@ -162,8 +164,15 @@ class BlobLayout:
     range_count: int
 
     @staticmethod
-    def of(spec: BlobSpec, precision: Precision, *, vectors_f32: bool = False) -> "BlobLayout":
-        """Lays out `spec`. With `vectors_f32`, vectors are always f32. Raises UserError."""
+    def of(
+        spec: BlobSpec,
+        precision: Precision,
+        *,
+        vectors_f32: bool = False,
+        kept: Mapping[str, Precision] = MappingProxyType({}),
+    ) -> "BlobLayout":
+        """Lays out `spec`. With `vectors_f32`, vectors are always f32. `kept`: source -> another precision of a
+        matrix. Raises UserError."""
         vectors, offset = [], 0
         of_vectors = Precision.F32 if vectors_f32 else precision.of_vectors
         for vector in spec.vectors:
@@ -180,7 +189,8 @@ class BlobLayout:
                     f"pack layout, {matrix.name}: {inputs} inputs are too many to be quantised; pack with --precision "
                     "bf16"
                 )
-            placed = kind(*astuple(matrix), precision=precision, offset=offset, first_range=ranges)
+            stored = kept.get(matrix.source, precision)
+            placed = kind(*astuple(matrix), precision=stored, offset=offset, first_range=ranges)
             matrices.append(placed)
             offset, ranges = offset + placed.nbytes, ranges + placed.units
         if offset > 1 << 42 or ranges > 1 << 20:
@@ -204,11 +214,15 @@ class BlobLayout:
     def descriptor(self) -> Mapping[str, JSON]:
         """Returns the fields that a blob's id covers."""
         unusual = [v.precision.value for v in self.vectors if v.precision is not self.precision.of_vectors]
+        kept: dict[str, JSON] = {
+            m.name: m.precision.value for m in self.matrices if m.precision is not self.precision
+        }
         return {
             "precision": self.precision.value,
             "vectors": [[v.name, v.length] for v in self.vectors],
             "matrices": [[m.name, m.rows, m.cols, m.rows_per_unit, m.transposed] for m in self.matrices],
             **({"vector_precisions": unusual} if unusual else {}),
+            **({"matrix_precisions": kept} if kept else {}),
         }
 
     @cached_property
@@ -242,7 +256,7 @@ def share_of_matrix(name: str, share: NodeShare, group_size: int) -> Share:
 
 @dataclass(frozen=True)
 class Storage:
-    """The precision of each kind of blob. Raises UserError."""
+    """The precision of each kind of blob, and of the layers' matrices that have another. Raises UserError."""
 
     layers: Precision
     embedding: Precision
@@ -251,6 +265,8 @@ class Storage:
     search: bool = True
     #: Whether vectors are f32 beside bf16 matrices.
     vectors_f32: bool = False
+    #: The checkpoint's tensor -> its precision, if that is not the layers'.
+    kept: Mapping[str, Precision] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.layers.quantised and (
@@ -263,6 +279,9 @@ class Storage:
         # Equal content has one name.
         if self.vectors_f32 and Precision.BF16 not in (self.layers, self.embedding, self.head):
             raise UserError("vectors are f32 anyway where no matrix is bf16: pack again")
+        for source, stored in self.kept.items():
+            if not (self.layers.quantised and stored.quantised) or stored is self.layers:
+                raise UserError(f"{source} in {stored.value} in layers of {self.layers.value}: pack again")
 
     @staticmethod
     def of(
@@ -272,6 +291,7 @@ class Storage:
         embedding: Precision | None = None,
         head: Precision | None = None,
         search: bool = True,
+        kept: Mapping[str, Precision] = MappingProxyType({}),
     ) -> "Storage":
         """Fills in the precisions that are None. If `tied` is true, the head and the embedding are one matrix."""
         usual = Precision.Q8 if layers.quantised else layers
@@ -283,18 +303,34 @@ class Storage:
         head = head or usual
         if layers.quantised and Precision.Q4 not in (layers, embedding, head):
             search = True  # the default: eight bits leave nothing to search for
-        return Storage(layers, embedding, head, search)
+        return Storage(layers, embedding, head, search, kept=dict(kept))
+
+    @staticmethod
+    def keeping(
+        spec: ModelSpec,
+        own: Mapping[str, Precision],
+        embedding: Precision | None = None,
+        head: Precision | None = None,
+    ) -> "Storage":
+        """Stores each of the layers' matrices in its own precision. `own`: source -> precision."""
+        weights: Counter[Precision] = Counter()
+        for matrix in (matrix for layer in spec.layers for matrix in layer.matrices):
+            weights[own[matrix.source]] += matrix.rows * matrix.cols
+        usual = weights.most_common(1)[0][0]
+        kept = {source: stored for source, stored in own.items() if stored is not usual}
+        return Storage.of(usual, tied=spec.tied, embedding=embedding, head=head, kept=kept)
 
     def of_blob(self, key: int | str) -> Precision:
         return {"embedding": self.embedding, "head": self.head}.get(str(key), self.layers)
 
     def layout(self, key: int | str, spec: BlobSpec) -> BlobLayout:
-        return BlobLayout.of(spec, self.of_blob(key), vectors_f32=self.vectors_f32)
+        kept = {} if key in ("embedding", "head") else self.kept
+        return BlobLayout.of(spec, self.of_blob(key), vectors_f32=self.vectors_f32, kept=kept)
 
     def label(self, *, tied: bool) -> str:
-        """Returns a part of a pack's folder name, like "q4" or "q4-head-bf16"."""
+        """Returns a part of a pack's folder name, like "q4", "q4-head-bf16" or "kept-q4_k"."""
         usual = Storage.of(self.layers, tied=tied)
-        parts = [self.layers.value]
+        parts = [f"kept-{self.layers.value}" if self.kept else self.layers.value]
         if self.embedding is not usual.embedding:
             parts.append(f"embedding-{self.embedding.value}")
         if self.head is not usual.head:

@@ -41,13 +41,14 @@ class _Precisions(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknow
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The fields of manifest.json. `source` identifies the packed numbers. Layer i equals layer i %
-    `distinct_layers`."""
+    """The fields of manifest.json. `kept`: tensor of a layer -> its precision, if it is not the layers'. `source`
+    identifies the packed numbers. Layer i equals layer i % `distinct_layers`."""
 
     format: str
     version: int
     precision: Precision
     precisions: _Precisions | UnsetType = UNSET
+    kept: Mapping[str, Precision] | UnsetType = UNSET
     vectors: Literal["f32"] | UnsetType = UNSET
     search: bool = True
     source: str
@@ -64,6 +65,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             version=_version(storage),
             precision=storage.layers,
             precisions=_Precisions(storage.embedding, storage.head) if storage.layers.quantised else UNSET,
+            kept=storage.kept or UNSET,
             vectors="f32" if storage.vectors_f32 else UNSET,
             search=storage.search,
             source=source,
@@ -77,7 +79,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """The precisions of all blobs."""
         others = self.precisions or _Precisions()
         embedding, head = others.embedding or self.precision, others.head or self.precision
-        return Storage(self.precision, embedding, head, self.search, self.vectors is not UNSET)
+        return Storage(
+            self.precision, embedding, head, self.search, self.vectors is not UNSET, self.kept or {}
+        )
 
     def same_request(self, other: "Manifest") -> bool:
         """Whether model, numbers and storage are the same."""
@@ -118,7 +122,7 @@ def load_manifest(pack: Path) -> Manifest:
     try:
         return _parse(json.loads(data))
     except msgspec.ValidationError as error:
-        known = " (f32, bf16, q8 or q4)" if "`$.precision" in str(error) else ""
+        known = f" ({', '.join(one.value for one in Precision)})" if "`$.precision" in str(error) else ""
         raise UserError(f"{path}: {sanitised_line(error, 200)}{known}: pack again") from None
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is not JSON ({error}): pack again") from None
@@ -147,6 +151,9 @@ def _parse(document: Any) -> Manifest:
         )
     if spec.tied and storage.embedding is not storage.head:
         raise UserError("two precisions for an embedding that is the head, too: pack again")
+    known = {matrix.source for layer in spec.layers for matrix in layer.matrices}
+    if unknown := storage.kept.keys() - known:
+        raise UserError(f"no layer has the matrix {min(unknown)!r:.100}: pack again")
     if len(layers) != len(spec.layers):
         raise UserError(
             f"{counted(len(layers), 'blob')} for {counted(len(spec.layers), 'layer')}: pack again"

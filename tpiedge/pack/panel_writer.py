@@ -24,7 +24,7 @@ from tpiedge.pack.dtypes import NUMPY
 from tpiedge.pack.files import Closable, open_regular
 from tpiedge.pack.layout import PanelLayout
 from tpiedge.pack.source import TensorSource
-from tpiedge.pack.specs import JSON, Precision
+from tpiedge.pack.specs import CHOICES, JSON, Precision
 
 # A job, a quarter of a piece, keeps a thread busy for milliseconds and leaves enough for the others; a piece has rows
 # long enough to be read one by one.
@@ -106,7 +106,8 @@ class _Job:
             into = stored[number * matrix.unit_nbytes(0) :][: shape.nbytes]
             if isinstance(values_OI, Codes):
                 into[:] = values_OI.panels(shape)
-                total += QuantisationError(signal=values_OI.squares())
+                with np.errstate(over="ignore"):
+                    total += QuantisationError(signal=min(values_OI.squares(), 1e300))
                 continue
             try:
                 total += quantise_unit(values_OI, shape, search, into)[1]
@@ -134,7 +135,7 @@ def _jobs(matrix: PanelLayout, source: TensorSource) -> Iterator[_Job]:
 
 
 def _read(matrix: PanelLayout, units: range, source: TensorSource) -> Array | Codes:
-    """Reads `units` as [outputs, inputs]: the source's codes if possible, else numbers."""
+    """Reads `units` as [outputs, inputs]: the source's codes if possible, else numbers. Raises UserError."""
     rows, cols = matrix.rows_of(units), range(matrix.cols)
     if matrix.transposed:
         rows, cols = cols, rows
@@ -143,6 +144,12 @@ def _read(matrix: PanelLayout, units: range, source: TensorSource) -> Array | Co
         codes = source.read_codes(matrix.source, rows, cols, matrix.precision.format)
         if codes is not None:
             return codes
+    if matrix.precision not in CHOICES:
+        raise UserError(
+            f"tensor {matrix.source}, units {units.start} to {units.stop - 1} of {matrix.units} cannot be kept as "
+            f"{matrix.precision.value}: a scale is NaN or infinite, or the units cut the tensor's blocks; pack with "
+            "--precision q8, or repair the checkpoint"
+        )
     return source.read(matrix.source, rows, cols)
 
 

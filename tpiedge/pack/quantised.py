@@ -12,6 +12,7 @@ from tpiedge.errors import UserError
 from tpiedge.kernels.panels import FORMATS, GROUP, Array, Codes, PanelFormat, Scales
 from tpiedge.pack.dtypes import NUMPY, SourceDtype, f32_from_bf16
 from tpiedge.pack.source import OpenFiles, SourceTensor, StoredTensor
+from tpiedge.pack.specs import MatrixSpec
 
 BLOCKS: Mapping[str, tuple[int, int]] = MappingProxyType(
     {
@@ -30,9 +31,19 @@ FORMAT_OF: Mapping[str, PanelFormat] = MappingProxyType(
 """Type -> the panels' format that holds the type exactly."""
 
 
-def holds_exactly(form: PanelFormat, kind: str) -> bool:
-    """Whether panels in the format hold all weights of a type exactly."""
-    return FORMAT_OF.get(kind) is form or (kind == "Q4_0" and form is FORMATS["q8"])
+def holds_exactly(form: PanelFormat, kind: str, matrix: MatrixSpec | None = None) -> bool:
+    """Whether panels in the format hold all weights of a type exactly. A unit of inputs of the `matrix` must not have
+    blocks that begin in the middle of the type's."""
+    found = FORMAT_OF.get(kind) is form or (kind == "Q4_0" and form is FORMATS["q8"])
+    return found and (matrix is None or cut_at_blocks(matrix, BLOCKS[kind][0]))
+
+
+def cut_at_blocks(matrix: MatrixSpec, block: int) -> bool:
+    """Whether no unit has parts of two blocks of so many inputs in one of its own."""
+    unit = matrix.rows_per_unit
+    if not matrix.transposed or matrix.rows <= unit or unit % block == 0:
+        return True
+    return block % unit == 0 and unit % GROUP == 0
 
 
 class BlockTensor(msgspec.Struct, frozen=True):
@@ -113,12 +124,16 @@ def _decoded(kind: str, raw_RB: Array) -> Array:
         plain: Array = raw_RB.view(NUMPY[kind])
         return plain
     if kind in FORMAT_OF:
-        return _codes(kind, raw_RB).values()
+        codes = _codes(kind, raw_RB)
+        values: Array = codes.values()
+        if codes.format.scales is Scales.POWERS:
+            values[np.repeat(codes.scales_OG["e"] == 255, GROUP, axis=1)] = np.nan
+        return values
     from gguf import GGMLQuantizationType  # slow to import, and seldom needed
     from gguf.quants import dequantize
 
     with np.errstate(all="ignore"):  # a damaged file has any scale
-        values: Array = dequantize(raw_RB, GGMLQuantizationType[kind])
+        values = dequantize(raw_RB, GGMLQuantizationType[kind])
     return values
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
-from typing import Annotated, Any, Literal, TypeAlias, Union
+from typing import Annotated, Any, Final, Literal, TypeAlias, Union
 
 import msgspec
 from msgspec import Meta
@@ -55,6 +55,10 @@ class Precision(Enum):
     @property
     def of_vectors(self) -> "Precision":
         return Precision.F32 if self.quantised else self
+
+
+CHOICES: Final = (Precision.F32, Precision.BF16, Precision.Q8, Precision.Q4)
+"""The precisions to which any weights can be rounded."""
 
 
 class MatrixSpec(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

@@ -235,7 +235,7 @@ def _parts(layout: BlobLayout, source: TensorSource, quantiser: Quantiser) -> It
         if isinstance(matrix, RowLayout):
             yield from _matrix_parts(matrix, source)
     panels = [matrix for matrix in layout.matrices if isinstance(matrix, PanelLayout)]
-    yield from quantiser.parts(panels, source)  # all matrices or none: a blob has one precision
+    yield from quantiser.parts(panels, source)  # all matrices or none
 
 
 def _vector_section(layout: BlobLayout, source: TensorSource) -> Array:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tpiedge.memory.residency import smallest_ring
-from tpiedge.planner.needs import Infeasible, ModelFacts, NodeFacts, base_bytes
+from tpiedge.planner.needs import Infeasible, ModelFacts, NodeFacts, base_bytes, enlarged
 from tpiedge.units import format_bytes, format_least
 
 _ALL = 1 - 1e-12  # of a layer: sums are rounded
@@ -146,7 +146,7 @@ def shortage(model: ModelFacts, nodes: Sequence[NodeFacts], bounds: Sequence[Bou
 
 def _ring(model: ModelFacts, rank: int, node: NodeFacts) -> tuple[int, int]:
     """Returns the least bytes of a ring: (for whole layers, for any share)."""
-    keeping, blocks = node.keeping, model.blocks_of_layer
+    keeping, blocks = node.keeping, enlarged(model, model.blocks_of_layer)
     whole = max(smallest_ring(blocks, frozenset()), keeping.window_blocks * max(map(sum, blocks)))
     return whole, max(model.head_tile_bytes if rank == 0 else 0, keeping.window_bytes)
 

@@ -1,5 +1,6 @@
 """Predicts a node's need of memory, disk and time. Pure."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -7,6 +8,7 @@ from functools import cached_property
 from tpiedge.kernels.kv_format import KVFormat
 from tpiedge.memory.residency import smallest_ring
 from tpiedge.memory.sweep import head_tile_bytes, ring_bytes
+from tpiedge.pack.layout import BlobLayout
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.share import NodeShare, Share, kv_share
 from tpiedge.pack.specs import Precision
@@ -34,7 +36,7 @@ class LayerShape:
 @dataclass(frozen=True)
 class ModelFacts:
     """The stored bytes of a model's parts. They are bytes of one layer unless a comment says otherwise. A tuple has
-    the bytes of one unit of each matrix."""
+    the bytes of one unit of each matrix: the mean of all layers, rounded up."""
 
     shape: LayerShape
     num_layers: int
@@ -49,6 +51,7 @@ class ModelFacts:
     capacity_tokens: int = 0  # of the whole KV cache
     head_tile_bytes: int = 0  # of the LM head that are read at a time
     row_bytes: int = 0  # of a token's hidden state in f32
+    largest: float = 1.0  # a matrix in the layer where it is largest, beside the mean
     smaller_precision: str = ""  # the smallest precision; "" if the model is stored in it
     quantised: bool = False  # the matrices of the layers
     head_quantised: bool = False
@@ -107,10 +110,19 @@ class Infeasible:
 
 
 def model_facts(pack: Pack, *, head_dim: int, kv: KVPrecision) -> ModelFacts:
-    """Returns facts of a model whose layers are alike."""
+    """Returns facts of a model whose layers are alike, but for the precisions of matrices."""
     layer, stored = pack.layout(0), KVFormat(kv, head_dim)
-    first = {one: layer.matrix(one).unit_nbytes(0) for one in ("q", "k", "v", "o", "gate", "up", "down")}
-    last = {one: layer.matrix(one).unit_nbytes(layer.matrix(one).units - 1) for one in ("gate", "up", "down")}
+    layouts, largest = [pack.layout(number) for number in range(pack.num_layers)], 1.0
+
+    def mean(name: str, unit: int = 0) -> int:
+        nonlocal largest
+        sizes = [layout.matrix(name).unit_nbytes(unit) for layout in layouts]
+        largest = max(largest, max(sizes) * len(sizes) / sum(sizes))
+        return -(-sum(sizes) // len(sizes))
+
+    first = {one: mean(one) for one in ("q", "k", "v", "o", "gate", "up", "down")}
+    last = {one: mean(one, layer.matrix(one).units - 1) for one in ("gate", "up", "down")}
+    q4_nbytes = pack.num_layers * BlobLayout.of(pack.spec.layers[0], Precision.Q4).nbytes
     key, head = pack.head_matrix
     head_layout = pack.layout(key)
     return ModelFacts(
@@ -126,7 +138,8 @@ def model_facts(pack: Pack, *, head_dim: int, kv: KVPrecision) -> ModelFacts:
         kv_page_tokens=stored.page_positions,
         head_tile_bytes=head_tile_bytes(pack),
         row_bytes=4 * layer.matrix("q").cols,
-        smaller_precision="" if layer.precision is Precision.Q4 else Precision.Q4.value,
+        largest=largest,
+        smaller_precision="q4" if q4_nbytes < sum(layout.nbytes for layout in layouts) else "",
         quantised=layer.precision.quantised,
         head_quantised=head_layout.precision.quantised,
         needs_native=layer.precision.quantised or stored.quantised,
@@ -162,6 +175,11 @@ def pieces_of_blocks(model: ModelFacts, rank: int, share: NodeShare) -> tuple[tu
     return tuple(tuple(size for size in sizes if size) for sizes in blocks)
 
 
+def enlarged(model: ModelFacts, blocks: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
+    """Returns bytes for a ring that holds the largest layer, from those of a layer in the mean."""
+    return [[math.ceil(size * model.largest) for size in sizes] for sizes in blocks]
+
+
 def node_need(model: ModelFacts, rank: int, share: NodeShare, node: NodeFacts) -> NodeNeed | Infeasible:
     """Returns the node's need. A node that streams holds as much of its weights as fits."""
     whole = whole_need(model, rank, share, node)
@@ -185,7 +203,7 @@ def node_need(model: ModelFacts, rank: int, share: NodeShare, node: NodeFacts) -
 def smallest_bytes(model: ModelFacts, rank: int, share: NodeShare, node: NodeFacts) -> int:
     """Returns the least memory with which the node works."""
     whole = whole_need(model, rank, share, node)
-    matrices, blocks = _matrix_bytes(model, whole), pieces_of_blocks(model, rank, share)
+    matrices, blocks = _matrix_bytes(model, whole), enlarged(model, pieces_of_blocks(model, rank, share))
     window = _window(blocks, matrices, node.keeping)
     return whole.total_bytes - matrices + _least(blocks, matrices, window, node.keeping)
 
@@ -209,7 +227,7 @@ def _held(
     has_room = node.memory_bytes is None or whole.total_bytes <= node.memory_bytes
     if has_room and keeping.pin == "auto" and not (keeping.window_bytes or keeping.window_blocks):
         return replace(whole, weights=WeightMemory(matrices, 0, "all", keeping.direct))
-    blocks = pieces_of_blocks(model, rank, share)
+    blocks = enlarged(model, pieces_of_blocks(model, rank, share))
     window = _window(blocks, matrices, keeping)
     least = _least(blocks, matrices, window, keeping)
     enough = max(matrices, least)  # a ring may be larger than all matrices of a small model

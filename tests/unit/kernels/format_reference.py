@@ -61,9 +61,7 @@ def random_made(
     data = np.full(room * (len(blobs) - 1) + blobs[-1].nbytes, 0xFF, np.uint8)
     for at, blob in enumerate(blobs):
         data[at * room :][: blob.nbytes] = blob
-    return Made(
-        PanelMatrix(torch.from_numpy(data), form, rows, cols, rows_per_unit, room, transposed), units
-    )
+    return Made(PanelMatrix(torch.from_numpy(data), form, rows, cols, rows_per_unit, room, transposed), units)
 
 
 def _fold(x_I: F32, unit: Codes, exponent: int = 0) -> F32:

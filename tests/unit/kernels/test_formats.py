@@ -29,7 +29,9 @@ GOLDEN: dict[str, str] = {}
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize(("outputs", "inputs"), [(16, 64), (40, 256), (33, 8), (20, 296), (5, 45), (16, 1120)])
+@pytest.mark.parametrize(
+    ("outputs", "inputs"), [(16, 64), (40, 256), (33, 8), (20, 296), (5, 45), (16, 1120)]
+)
 def test_panels_keep_all_codes_and_scales(name: str, outputs: int, inputs: int) -> None:
     shape = PanelShape(FORMATS[name], outputs, inputs)
     codes = random_codes(np.random.default_rng(inputs), shape.format, outputs, inputs)

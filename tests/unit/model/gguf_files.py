@@ -1,5 +1,6 @@
 """GGUF files of small random models, written by the `gguf` package."""
 
+import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,6 +9,8 @@ from typing import Any
 import gguf
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter
+
+from tpiedge.pack.quantised import BLOCKS
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -121,13 +124,31 @@ def write_gguf(
         if kind in ("F32", "F16"):
             writer.add_tensor(name, values.astype(np.float32 if kind == "F32" else np.float16))
         else:
-            raw = gguf.quants.quantize(values, GGMLQuantizationType[kind])
+            try:
+                raw = gguf.quants.quantize(values, GGMLQuantizationType[kind])
+            except NotImplementedError:  # the package writes few types
+                raw = some_blocks(kind, *values.shape, name)
             writer.add_tensor(name, raw, raw_dtype=GGMLQuantizationType[kind])
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return path if path.exists() else min(path.parent.glob(f"{path.stem}-00001-of-*.gguf"))
+
+
+def some_blocks(kind: str, rows: int, cols: int, seed: str = "") -> Array:
+    """Returns blocks of any codes and scales, uint8 [rows, bytes], the same with every version of numpy."""
+    per_block, nbytes = BLOCKS[kind]
+    count = rows * cols // per_block
+    data = hashlib.shake_256(f"{kind} {seed}".encode()).digest(count * nbytes)
+    blocks = np.frombuffer(data, np.uint8).reshape(count, nbytes).copy()
+    if kind == "MXFP4":
+        blocks[:, 0] = 120 + blocks[:, 0] % 4
+        return blocks.reshape(rows, -1)
+    halves = {"Q6_K": [208], "Q2_K": [80, 82]}.get(kind, [0, 2] if kind[-1] in "1K" else [0])
+    for at in halves:  # f16 of about 2**-7, of either sign
+        blocks[:, at + 1] = blocks[:, at + 1] & 0x83 | 0x20
+    return blocks.reshape(rows, -1)
 
 
 def _add(writer: GGUFWriter, key: str, value: Any) -> None:

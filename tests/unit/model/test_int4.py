@@ -26,7 +26,7 @@ def packed(folder: Path, precision: Precision | None = None) -> tuple[Pack, Mapp
     spec = model_spec(checkpoint.config)
     checkpoint.check(spec)
     with closing(TensorSource(checkpoint.tensors)) as source:
-        write_pack(spec, source, precision or checkpoint.quantisation.precision, folder / "pack")
+        write_pack(spec, source, checkpoint.storage(precision), folder / "pack")
     pack = Pack.open(folder / "pack")
     return pack, exported(pack.path, folder / "back")
 
@@ -44,8 +44,27 @@ def assert_layers(back: Mapping[str, Array], numbers: Mapping[str, Array]) -> No
 def test_int4_import_is_lossless(tmp_path: Path, method: str, group: int, symmetric: bool) -> None:
     numbers = Int4Checkpoint(method, group, symmetric=symmetric).write(tmp_path / "m")
     pack, back = packed(tmp_path / "m")
-    assert pack.precision is (Precision.Q4 if symmetric else Precision.Q8)
+    assert pack.precision is (Precision.Q4 if symmetric else Precision.Q4_ZERO)
+    assert not pack.storage.kept
     assert_layers(back, numbers)
+
+
+@pytest.mark.parametrize(
+    ("changes", "layers", "kept"),
+    [
+        ({"group": 16}, "q8", {}),  # groups of panels have 32 inputs
+        ({"scale_dtype": np.float32}, "q8", {}),  # panels have scales in f16
+        ({"hidden": 96, "heads": 4, "head_dim": 24}, "q4_zero", {"o": "q8"}),  # heads cut groups
+    ],
+)
+def test_zero_points_that_panels_cannot_hold_become_q8(
+    tmp_path: Path, changes: dict[str, Any], layers: str, kept: dict[str, str]
+) -> None:
+    Int4Checkpoint(**changes).write(tmp_path / "m")
+    pack, _ = packed(tmp_path / "m")
+    assert pack.precision.value == layers
+    found = {m.name: m.precision.value for m in pack.layout(0).matrices if m.precision is not pack.precision}
+    assert found == kept
 
 
 def test_gptq_v2_zero_points_have_no_offset(tmp_path: Path) -> None:

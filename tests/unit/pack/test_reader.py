@@ -126,7 +126,7 @@ def test_a_hostile_manifest_is_a_users_error(make_pack, change, complaint):
         ({"precision": None}, r"got `null` - at `\$\.precision`"),
         (
             {"precisions": {"head": "q3"}},
-            r"'q3' - at `\$\.precisions\.head` \(f32, bf16, q8 or q4\): pack again",
+            r"'q3' - at `\$\.precisions\.head` \(f32, bf16, q8, q4, .*mxfp4\): pack again",
         ),
         ({"precisions": {"head": {}}}, r"got `object` - at `\$\.precisions\.head`"),
         ({"precisions": {"layers": "q4"}}, r"unknown field `layers` - at `\$\.precisions`"),
@@ -134,6 +134,11 @@ def test_a_hostile_manifest_is_a_users_error(make_pack, change, complaint):
         ({"search": 1}, r"got `int` - at `\$\.search`"),
         ({"vectors": ["f32"]}, r"got `array` - at `\$\.vectors`"),
         ({"vectors": "bf16"}, r"'bf16' - at `\$\.vectors`"),
+        ({"kept": {"model.layers.0.q_proj.weight": "q3"}}, r"'q3' - at `\$\.kept\[\.\.\.\]`"),
+        ({"kept": {"model.layers.0.q_proj.weight": "bf16"}}, "in bf16 in layers of q4"),
+        ({"kept": {"model.layers.0.q_proj.weight": "q4"}}, "in q4 in layers of q4"),
+        ({"kept": {"lm_head.weight": "q4_k"}}, "no layer has the matrix 'lm_head.weight'"),
+        ({"kept": ["q4_k"]}, r"got `array` - at `\$\.kept`"),
         ({"precision": "bf16"}, "layers in bf16 go with"),
         (
             {"precision": "f32", "precisions": {"embedding": "f32", "head": "f32"}, "search": False},
@@ -141,6 +146,7 @@ def test_a_hostile_manifest_is_a_users_error(make_pack, change, complaint):
         ),
         # Sizes tell these from the truth; equal sizes, the table of hashes.
         ({"precision": "q8"}, r"bytes instead of"),
+        ({"kept": {"model.layers.0.down_proj.weight": "q8"}}, r"bytes instead of"),
         ({"precisions": {"embedding": "q8", "head": "q8"}}, r"bytes instead of"),
     ],
 )

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tpiedge.errors import UserError
+from tpiedge.pack.hashes import blob_id
 from tpiedge.pack.layout import Storage
-from tpiedge.pack.manifest import BlobIds, Manifest
+from tpiedge.pack.manifest import BlobIds, Manifest, manifest_text, pack_id
 from tpiedge.pack.specs import BlobSpec, MatrixSpec, ModelSpec, Precision, VectorSpec
 
 F32, BF16, Q8, Q4, *_ = Precision
@@ -67,6 +68,40 @@ def test_requested_storage_is_labelled_and_kept_in_manifest(tied, embedding, hea
     assert from_manifest(in_manifest(storage)) == storage
 
 
+def test_matrices_with_another_precision_are_recorded() -> None:
+    q = MatrixSpec("q", "s", 128, 64, 64)
+    spec = BlobSpec((q, msgspec.structs.replace(q, name="k", source="t")))
+    storage = replace(Storage.of(Q4, tied=False), kept={"t": Precision.Q6_K})
+    assert storage.label(tied=False) == "kept-q4"
+    fields = in_manifest(storage)
+    assert fields["kept"] == {"t": "q6_k"}
+    assert from_manifest(fields) == storage
+    layout, usual = storage.layout(0, spec), Storage.of(Q4, tied=False).layout(0, spec)
+    assert [one.precision for one in layout.matrices] == [Q4, Precision.Q6_K]
+    assert layout.descriptor() == {**usual.descriptor(), "matrix_precisions": {"k": "q6_k"}}
+    assert storage.layout("head", spec).matrices == Storage.of(Q4, tied=False).layout("head", spec).matrices
+    for layers, kept in ((Q4, F32), (Q4, Q4), (BF16, Q8)):
+        with pytest.raises(UserError, match=f"t in {kept.value} in layers of {layers.value}"):
+            replace(Storage.of(layers, tied=False), kept={"t": kept})
+
+
+@pytest.mark.parametrize(
+    ("storage", "identity", "blob"),
+    [
+        (Storage.of(F32, tied=True), "ac26fa5faa7894f2", "8584dd98591b2d99"),
+        (Storage.of(BF16, tied=True), "cfb91dcdde145bd9", "785e67bd226f5d56"),
+        (Storage.of(Q8, tied=True), "8504d452ca8c2171", "982450c2d8f58fa5"),
+        (Storage.of(Q4, tied=True, search=False), "8c2291eb0c0df02b", "af1f20a67b76fc5c"),
+    ],
+)
+def test_ids_of_packs_do_not_change(storage: Storage, identity: str, blob: str) -> None:
+    spec = replace(SPEC, layers=(BlobSpec((MatrixSpec("q", "s", 4, 6, 4),)),))
+    manifest = Manifest.of(spec, storage, "s", 1, BlobIds("a" * 64, ("b" * 64,), "c" * 64))
+    layout = storage.layout(0, spec.layers[0])
+    assert pack_id(manifest_text(manifest))[:16] == identity
+    assert blob_id(layout, bytes(36 * layout.range_count))[:16] == blob
+
+
 def test_contradictory_storage_is_refused() -> None:
     with pytest.raises(UserError, match="the model's head is its embedding"):
         Storage.of(Q4, tied=True, embedding=BF16, head=Q8)
@@ -114,7 +149,9 @@ json_values = st.recursive(
 )
 
 
-@given(st.dictionaries(st.sampled_from(["precision", "precisions", "search", "vectors"]), json_values))
+@given(
+    st.dictionaries(st.sampled_from(["precision", "precisions", "kept", "search", "vectors"]), json_values)
+)
 def test_random_storage_fields_are_valid_or_refused(fields: dict[str, object]) -> None:
     try:
         found = from_manifest(in_manifest(Storage.of(F32, tied=False)) | fields)

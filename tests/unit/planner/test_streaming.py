@@ -16,7 +16,7 @@ from tpiedge.memory.sweep import Placement, Sweep, place
 from tpiedge.pack.layout import Storage
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.share import NodeShare, Share, kv_share
-from tpiedge.pack.specs import BlobSpec, MatrixSpec, ModelSpec, Precision
+from tpiedge.pack.specs import CHOICES, BlobSpec, MatrixSpec, ModelSpec, Precision
 from tpiedge.pack.writer import write_pack
 from tpiedge.planner import needs
 from tpiedge.planner.solve import solve
@@ -95,7 +95,7 @@ def write(
     return Pack.open(path)
 
 
-@pytest.mark.parametrize("precision", list(Precision))
+@pytest.mark.parametrize("precision", CHOICES)
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "ffn", "hidden", "vocab"),
     [(4, 2, 384, 256, 512), (4, 4, 300, 200, 1000), (6, 1, 130, 1024, 64), (2, 2, 1000, 96, 70000)],
@@ -113,6 +113,19 @@ def test_planned_piece_sizes_equal_the_packs(tmp_path, precision, heads, kv_head
         assert max(map(sum, sizes)) == max(map(sum, kinds))
         assert smallest_ring(sizes, frozenset()) == smallest_ring(kinds, frozenset())
         _check_placement(model, rank, share, sizes)
+
+
+def test_layers_with_larger_matrices_fit_the_plan(tmp_path: Path) -> None:
+    """Layer 1 has a matrix in twice the bits. Plans count the layers' mean, and rings hold the largest."""
+    kept = dict.fromkeys(("1.v", "1.down"), Precision.Q8)
+    storage = Storage(Precision.Q4, Precision.BF16, Precision.Q8, kept=kept)
+    pack = write(tmp_path / "pack", storage, 4, 2, 384, 256, 512)
+    model = replace(needs.model_facts(pack, head_dim=64, kv="f32"), capacity_tokens=10)
+    for rank, share in enumerate((NodeShare(Share(0, 4), Share(0, 3)), NodeShare(Share(1, 4), Share(1, 2)))):
+        sizes = Sweep.of(pack, share, False).sizes
+        stored, planned = sum(map(sum, sizes)), 3 * needs.layer_bytes(model, share)
+        assert stored <= planned <= stored + 3 * 4 * 7
+        _check_placement(model, rank, share, Sweep.of(pack, share, rank == 0).sizes)
 
 
 def _check_placement(

@@ -9,13 +9,20 @@ import click
 
 from tpiedge.cli.listing import ListingGroup, json_option
 from tpiedge.cli.model_names import MODEL, model_option
-from tpiedge.cli.options import MEMORY, Location, arithmetic_options, cache_option, kv_option, together
+from tpiedge.cli.options import (
+    MEMORY,
+    PRECISION,
+    Location,
+    arithmetic_options,
+    cache_option,
+    kv_option,
+    together,
+)
 from tpiedge.lab.eval_text import EvalText, likelihood_of, read_text, refuse_other_vocabulary
 from tpiedge.lab.verbs.flags import nodes_options, threads_option
 from tpiedge.local.cluster import launch
 from tpiedge.local.layout import Layout, plan_cluster
 from tpiedge.local.prepare import PreparedModel, prepare
-from tpiedge.pack.specs import Precision
 from tpiedge.units import counted
 from tpiedge.wire.fields import Compute, KVPrecision
 
@@ -114,7 +121,7 @@ def _print(model: PreparedModel, text: EvalText, figures: dict[str, float]) -> N
 @kv_option
 @click.option(
     "--reference",
-    type=click.Choice([one.value for one in Precision]),
+    type=PRECISION,
     default="f32",
     show_default=True,
     help="The precision to compare with.",

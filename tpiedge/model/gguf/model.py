@@ -1,8 +1,7 @@
 """Reads a GGUF file's config, places of tensors and text files, and chooses its storage."""
 
 import re
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,12 +18,11 @@ from tpiedge.model.gguf.tokenizer import text_files
 from tpiedge.model.spec import EMBEDDING, FINAL_NORM, HEAD, model_spec
 from tpiedge.pack.dtypes import bf16_from_f32, f32_from_bf16
 from tpiedge.pack.layout import Storage
-from tpiedge.pack.quantised import BlockTensor
+from tpiedge.pack.quantised import FORMAT_OF, BlockTensor, holds_exactly
 from tpiedge.pack.source import TensorSource
-from tpiedge.pack.specs import Precision
+from tpiedge.pack.specs import CHOICES, MatrixSpec, Precision
 
-#: GGUF type -> the precision that stores it without rounding; other types become q8.
-_NATURAL = {"BF16": Precision.BF16, "F16": Precision.F32, "F32": Precision.F32, "Q4_0": Precision.Q4}
+_NUMBERS = {"BF16", "F16", "F32"}
 _BIASED = ("attn_q", "attn_output", "ffn_down")
 
 
@@ -61,8 +59,8 @@ class GgufModel:
         return config_files(self.header) | files, notice
 
     def storage(self, precision: Precision | None) -> Storage:
-        """Returns a pack's storage. Without `precision`, it is the storage that rounds fewest weights. Raises
-        UserError, ReadFault."""
+        """Returns a pack's storage. Without `precision`, quantised matrices keep their types if a unit of panels can,
+        and others beside them become q8. Raises UserError, ReadFault."""
         storage, vectors = self._matrix_storage(precision), []
         for key, blob in model_spec(self.config).blobs.items():
             if storage.of_blob(key).of_vectors is Precision.BF16:
@@ -72,24 +70,31 @@ class GgufModel:
 
     def _matrix_storage(self, precision: Precision | None) -> Storage:
         spec, tied = model_spec(self.config), self.config.tie_word_embeddings
-        tensors = [self.tensors[matrix.source] for layer in spec.layers for matrix in layer.matrices]
-        weights: Counter[Precision] = Counter()
-        for tensor in tensors:
-            weights[_NATURAL.get(tensor.kind, Precision.Q8)] += tensor.shape[0] * tensor.shape[1]
-        kinds = {tensor.kind for tensor in tensors}
-        usual = weights.most_common(1)[0][0]
-        if not usual.quantised and kinds != {"BF16"}:
-            usual = Precision.F32 if kinds <= {"BF16", "F16", "F32"} else Precision.Q8
-        layers = precision or usual
-        if not layers.quantised:
-            return Storage.of(layers, tied=tied)
-        others = (self.tensors.get(source) for source in (EMBEDDING, HEAD))
-        # An embedding or head in F16 or F32 takes the default beside quantised layers.
-        embedding, head = (
-            _NATURAL.get(one.kind, Precision.Q8) if one and one.kind not in ("F16", "F32") else None
-            for one in others
-        )
-        return Storage.of(layers, tied=tied, embedding=embedding, head=head)
+        layers = [matrix for layer in spec.layers for matrix in layer.matrices]
+        kinds = {self.tensors[matrix.source].kind for matrix in layers}
+        if precision is None and kinds <= _NUMBERS:
+            precision = Precision.BF16 if kinds == {"BF16"} else Precision.F32
+        if precision is not None and not precision.quantised:
+            return Storage.of(precision, tied=tied)
+        known = tuple(Precision) if precision is None else CHOICES
+        embedding, head = self._own(EMBEDDING, known), None if tied else self._own(HEAD, known)
+        if precision is not None:
+            return Storage.of(precision, tied=tied, embedding=embedding, head=head)
+        own = {matrix.source: self._own(matrix.source, known, matrix) for matrix in layers}
+        quantised = {source: one if one and one.quantised else Precision.Q8 for source, one in own.items()}
+        return Storage.keeping(spec, quantised, embedding, head)
+
+    def _own(
+        self, source: str, known: Sequence[Precision], matrix: MatrixSpec | None = None
+    ) -> Precision | None:
+        """Returns the precision of `known` that holds a matrix exactly, or else q8. Returns None for F16 and F32, which
+        take the default beside quantised layers. `matrix`: its units, if some are of inputs."""
+        kind = self.tensors[source].kind
+        if kind in _NUMBERS:
+            return Precision.BF16 if kind == "BF16" else None
+        exact = (one for one in known if one.quantised and FORMAT_OF.get(kind) is one.format)
+        found = next(exact, Precision.Q8)
+        return found if holds_exactly(found.format, kind, matrix) else Precision.Q8
 
 
 def _survives_bf16(source: TensorSource, name: str) -> bool:

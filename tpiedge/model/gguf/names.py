@@ -10,7 +10,7 @@ from tpiedge.units import format_bytes
 _PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)
 _QUANT = re.compile(r"(?:^|[-._/])((?:UD-)?(?:I?Q\d\w*|TQ\d\w*|MXFP4\w*|BF16|FP?16|FP?32))$", re.IGNORECASE)
 # Q4_0_4_4 and its like are types that llama.cpp removed.
-_UNREADABLE = re.compile(r"(?:UD-)?(?:I?Q1_|IQ[23]_|TQ|MXFP4|Q4_0_\d)")
+_UNREADABLE = re.compile(r"(?:UD-)?(?:I?Q1_|IQ[23]_|TQ|Q4_0_\d)")
 _PROJECTOR = "mmproj"
 
 
