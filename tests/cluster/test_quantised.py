@@ -1,12 +1,20 @@
 """q8 and q4 through the engine, of weights or of keys and values: how near they are to the checkpoint, or to f32.
-(test_bits.py: all splits have the same bits.)"""
+(test_bits.py: all splits have the same bits.) In f32 arithmetic, tokens are transformers' own of the dequantised
+weights."""
+
+import shutil
+from pathlib import Path
 
 import pytest
 import torch
 
 from tests.cluster.alone import AloneOf
 from tests.cluster.packs import Packs, References, split
+from tests.cluster.test_exactness import assert_close
 from tests.fakes.cluster import InProcessCluster
+from tests.reference import answered
+from tpiedge.pack.export import export_safetensors
+from tpiedge.pack.reader import Pack
 from tpiedge.pack.specs import Precision
 from tpiedge.wire.fields import KVPrecision
 
@@ -36,6 +44,22 @@ def test_quantised_weights_give_logits_near_the_checkpoint(
     ]
     assert errors[0] < 0.1
     assert 2 * errors[0] < errors[1] < 0.7
+
+
+@pytest.mark.parametrize("precision", QUANTISED)
+@pytest.mark.parametrize("name", NAMES)
+def test_f32_arithmetic_gives_tokens_of_transformers_with_dequantised_weights(
+    name: str, precision: Precision, references: References, packs: Packs, tmp_path: Path
+) -> None:
+    reference = references(name)
+    pack = packs(reference, precision)
+    export_safetensors(Pack.open(pack), tmp_path / "unpacked")
+    shutil.copy(reference.folder / "config.json", tmp_path / "unpacked")
+    expected = answered(reference.case, tmp_path / "unpacked")
+    for shares in ("1", "1,0:1,1"):
+        with InProcessCluster(pack, split(reference, shares), compute="f32") as cluster:
+            assert tuple(cluster.greedy(expected.prompt_ids, len(expected.greedy_ids))) == expected.greedy_ids
+            assert_close(cluster.logits(expected.prompt_ids), expected.logits_TV)
 
 
 # The references' random weights make attention sharp and logits close, which quantised keys do not forgive.

@@ -237,7 +237,8 @@ class InProcessCluster:
         self._resources.callback(weights.close)
         linear = Linear.create(Arithmetic(self._compute), self._threads_of_node)
         self._resources.callback(linear.close)
-        meter, grids = Meter() if rank else self._meter, grid_exponents(self._pack)
+        meter = Meter() if rank else self._meter
+        grids = grid_exponents(self._pack) if self._compute == "int8" else ()
         return Engine(self._config, share, weights, cache, self._communicator(rank), linear, meter, grids)
 
     def _communicator(self, rank: int) -> Communicator:

@@ -30,9 +30,11 @@ def test_quantisation_is_refused_without_native_kernels(flags, words, tmp_path):
 
 
 @pytest.mark.thin
-def test_bf16_answer_is_the_same_without_native_kernels(generate):
-    flags = ("--precision", "bf16", "--raw", "--prompt", PROMPT, "--max-tokens", 8, "--temperature", 0)
-    command = ("--model", "demo", *flags, "--nodes", 2)
+@pytest.mark.parametrize("arithmetic", [("bf16",), ("q4", "--compute", "f32")])
+def test_f32_answer_is_the_same_without_native_kernels(arithmetic, generate):
+    flags = (*arithmetic, "--raw", "--prompt", PROMPT, "--max-tokens", 8, "--temperature", 0)
+    command = ("--model", "demo", "--nodes", 2, "--precision", *flags)
+    expected = generate(*command)["token_ids"]
     without = run_command("run", *command, "--threads", 1, "--json", TPIEDGE_NATIVE="0")
     assert without.status == 0, without.err
-    assert json.loads(without.out)["token_ids"] == generate(*command)["token_ids"]
+    assert json.loads(without.out)["token_ids"] == expected

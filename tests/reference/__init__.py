@@ -12,6 +12,6 @@ or, in a test, the session's cache of it:
 """
 
 from tests.reference.cases import CASES, Case, case
-from tests.reference.huggingface import Reference, build, hidden_states, reference
+from tests.reference.huggingface import Reference, answered, build, hidden_states, reference
 
-__all__ = ["CASES", "Case", "Reference", "build", "case", "hidden_states", "reference"]
+__all__ = ["CASES", "Case", "Reference", "answered", "build", "case", "hidden_states", "reference"]

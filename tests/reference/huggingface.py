@@ -49,6 +49,12 @@ def reference(case: Case, folder: Path) -> Reference:
     """Build the checkpoint of `case` in the new folder `folder` and run transformers on it."""
     with _one_thread(), torch.inference_mode():
         build(case, folder)
+    return answered(case, folder)
+
+
+def answered(case: Case, folder: Path) -> Reference:
+    """Run transformers with the prompt of `case` on the checkpoint in `folder`."""
+    with _one_thread(), torch.inference_mode():
         model = _load(folder)
         prompt_ids = _prompt(case)
         logits_TV, greedy_logits_GV = _greedy(model, prompt_ids)

@@ -49,7 +49,6 @@ from tpiedge.master.placement import OWN_NAME, NodePlacement
 from tpiedge.master.session_manager import RankZero
 from tpiedge.master.turns import Hosted
 from tpiedge.pack.files import FileLock, holder_of
-from tpiedge.pack.grids import grid_exponents
 from tpiedge.pack.reader import PackHold
 from tpiedge.planner.arithmetic import computed_apart
 from tpiedge.planner.capacity import master_too_small
@@ -255,11 +254,9 @@ class _Hosting:
             kv=model.kv,
             group_size=facts.shape.group_size,
             kv_head_bytes=facts.num_layers * facts.kv_part_bytes / facts.kv_page_tokens,
-            grids=grid_exponents(model.pack),
+            grids=model.grids,
             name=facts.name,
-            apart=computed_apart(model.pack.storage, model.config.head_dim)
-            if model.pack.precision.quantised
-            else "",
+            apart=computed_apart(model.pack.storage, model.config.head_dim),
         )
         return Hosted(served, self._placement(facts, served.pack.parent))
 
@@ -267,12 +264,12 @@ class _Hosting:
         flags, folder, shares = self.flags, self.folder, self.flags.shares
         weights = None if shares is None else parse_shares(shares, len(shares.split(",")))
         own = MachineFacts(
-            self.measured.speed(facts.quantised),
+            self.measured.speed(facts.int8),
             self.rank_zero.memory_bytes,
             name=OWN_NAME,
             keeping=flags.keeping,
             disk_bytes_per_s=disk_bytes_per_s(folder, packs) or disk_bytes_per_s(folder, folder),
-            head_speed=self.measured.speed(facts.head_quantised),
+            head_speed=self.measured.speed(facts.head_int8),
         )
         too_small = master_too_small(facts, own, weights)
         if too_small is not None:

@@ -151,7 +151,7 @@ class Drawing:
         self._meter = engine.meter
         self._batcher = batcher
         #: `apart` of Head.logits.
-        self._apart = not engine.quantised
+        self._apart = not engine.int8
         self._waits = waits
         self._logits_MV = torch.empty(0, self._vocab_size)
 

@@ -93,7 +93,7 @@ class Engine:
         )
         self._kv = kv_share(share.attention, config.group_size)
         self._kv_of_head = kv_of_heads(share.attention.start, share.attention.stop, config.group_size)
-        #: Grids of `o` and `down` of each layer; None for a model that is not quantised.
+        #: Grids of `o` and `down` of each layer; None unless products are in int8.
         self._grids: Sequence[tuple[Grid | None, Grid | None]] = [
             (Grid.among(o, communicator.size), Grid.among(down, communicator.size)) for o, down in grids
         ] or [(None, None)] * config.num_layers
@@ -102,8 +102,8 @@ class Engine:
         self._ffns: dict[int, tuple[BlockWeights, FusedFFN | None]] = {}
 
     @property
-    def quantised(self) -> bool:
-        """Whether the matrices are quantised."""
+    def int8(self) -> bool:
+        """Whether products are in int8."""
         return self._grids[0][0] is not None
 
     def run(self, x_TH: Tensor, plan: StepPlan) -> None:
@@ -234,8 +234,7 @@ class Engine:
         fused = _kept(self._ffns, layer, weights, self._new_ffn)
         if fused is not None:
             return fused.run(x_CH)
-        matrices = [weights.matrices[name] for name in FFN_MATRICES]
-        gate, up, down = (w for w in matrices if isinstance(w, Tensor))
+        gate, up, down = (weights.matrices[name] for name in FFN_MATRICES)
         biases = self._ffn_bias(weights, "gate", gate.shape[0]), self._ffn_bias(weights, "up", up.shape[0])
         norm_H = weights.vectors["ffn_norm"]
         return ffn(x_CH, norm_H, self.config.rms_norm_eps, gate, up, down, self.linear, biases)

@@ -258,7 +258,7 @@ class Leader:
             segments=batch.segments,
             chunk_tokens=self._limits.chunk_of(len(ids), shared=self._communicator.size > 1),
             tokens=len(ids),
-            apart_tokens=0 if self._engine.quantised else batch.decode_tokens,
+            apart_tokens=0 if self._engine.int8 else batch.decode_tokens,
             tables=batch.tables,
             discarded=batch.discarded,
             collective=route.small,

@@ -29,13 +29,13 @@ def ffn(
     x_TH: Tensor,
     norm_H: Tensor,
     eps: float,
-    gate_FH: Tensor,
-    up_FH: Tensor,
-    down_FO: Tensor,
+    gate_FH: Weight,
+    up_FH: Weight,
+    down_FO: Weight,
     linear: Linear,
     biases: Biases = (None, None),
 ) -> Tensor:
-    """Returns f32 [T, O], for f32 or bf16 matrices."""
+    """Returns f32 [T, O]. INT8 is for f32 and bf16 matrices only."""
     if biases == (None, None):
         found_TO = _few(x_TH, norm_H, eps, (gate_FH, up_FH, down_FO), linear)
         if found_TO is not None:
@@ -62,12 +62,13 @@ def ffn(
 
 
 def _few(
-    x_TH: Tensor, norm_H: Tensor, eps: float, matrices: tuple[Tensor, Tensor, Tensor], linear: Linear
+    x_TH: Tensor, norm_H: Tensor, eps: float, matrices: tuple[Weight, Weight, Weight], linear: Linear
 ) -> Tensor | None:
-    pool = linear.pool_of(len(x_TH))
-    if pool is None:
+    pool, (gate_FH, up_FH, down_FO) = linear.pool_of(len(x_TH)), matrices
+    if pool is None or not (
+        isinstance(gate_FH, Tensor) and isinstance(up_FH, Tensor) and isinstance(down_FO, Tensor)
+    ):
         return None
-    gate_FH, up_FH, down_FO = matrices
     _check_weights(norm_H, matrices)
     check_activations(x_TH, gate_FH.shape[1])
     x_TH = x_TH.contiguous()

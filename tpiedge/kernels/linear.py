@@ -1,10 +1,10 @@
 """Products of activations with weights: T tokens, I input features, O output features, R rows of the stored weight.
 
 In native code, a token's bits depend neither on other tokens nor on the number of threads. In torch they may depend on
-both. Quantised matrices are multiplied in INT8, by native code only.
+both. INT8 multiplies quantised matrices by native code only; F32 and BF16 dequantise tiles of them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import Self
 
@@ -36,7 +36,7 @@ class Arithmetic(StrEnum):
 
 class Linear:
     """Multiplies with `threads` threads, including the caller's. Concurrent calls wait for each other. Without
-    `library`, quantised matrices raise ValueError. Products may raise MemoryError."""
+    `library`, quantised matrices raise ValueError in INT8. Products may raise MemoryError."""
 
     def __init__(self, arithmetic: Arithmetic, threads: int, library: KernelLibrary | None) -> None:
         if threads < 1:
@@ -61,7 +61,7 @@ class Linear:
 
     def project_into(self, x_TI: Tensor, w_RI: Weight, y_TR: Tensor) -> None:
         """Writes x @ w.T to `y_TR`, f32, whose rows may be strided."""
-        if self.pool is None or isinstance(w_RI, Tensor):
+        if self.pool is None or isinstance(w_RI, Tensor) or self.arithmetic is not Arithmetic.INT8:
             y_TR.copy_(self.project(x_TI, w_RI))
             return
         check_weight(w_RI, input_dim=1)
@@ -80,6 +80,8 @@ class Linear:
             check_activations(x_TI, w_RI.shape[1])
         matrices = [w for w in weights if isinstance(w, Tensor)]
         panels = [w for w in weights if isinstance(w, PanelMatrix)]
+        if panels and self.arithmetic is not Arithmetic.INT8:
+            return [_by_tiles(x_TI, w, self.project) for w in panels]
         pool = self._native_pool() if panels else self.pool_of(len(x_TI))
         if pool is None:
             return [_multiply_by_torch(x_TI, w, self.arithmetic, transposed=True) for w in matrices]
@@ -95,12 +97,14 @@ class Linear:
         return outputs
 
     def contract(self, x_TR: Tensor, w_RO: Weight, grid: Grid | None = None) -> Tensor:
-        """Returns x @ w, contiguous [T, O]. It is f32, or integers in units of 2**grid.exponent if `w_RO` is quantised.
-        `w_RO` is row-parallel."""
+        """Returns x @ w, contiguous [T, O], for a row-parallel `w_RO`. The result is f32, or, in INT8 with quantised
+        weights, integers in units of 2**grid.exponent."""
         check_weight(w_RO, input_dim=0)
         check_activations(x_TR, w_RO.shape[0])
         if isinstance(w_RO, PanelMatrix):
-            return self._contract_panels(x_TR, w_RO, grid)
+            if self.arithmetic is Arithmetic.INT8:
+                return self._contract_panels(x_TR, w_RO, grid)
+            return _by_tiles(x_TR, w_RO, self.contract)
         pool = self.pool_of(len(x_TR))
         if pool is None:
             return _multiply_by_torch(x_TR, w_RO, self.arithmetic, transposed=False)
@@ -139,7 +143,7 @@ class Linear:
 
     def _native_pool(self) -> Pool:
         if self.pool is None:
-            raise ValueError("quantised matrices need the native kernels")
+            raise ValueError("quantised matrices need the native kernels in int8")
         return self.pool
 
     def _input(self, x: Tensor) -> Tensor:
@@ -169,6 +173,13 @@ def check_weight(w: Weight, input_dim: int) -> None:
         raise ValueError(f"weights of shape {list(w.shape)} have strides {w.stride()}, not (>= columns, 1)")
     if not w.is_cpu:
         raise ValueError(f"weights are on {w.device}, not in main memory")
+
+
+def _by_tiles(x: Tensor, w: PanelMatrix, multiply: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    y = torch.zeros(len(x), w.cols if w.transposed else w.rows)
+    for outputs, tile in w.tiles():
+        y[:, outputs] = multiply(x, tile)
+    return y
 
 
 def _multiply_by_torch(x_TI: Tensor, w: Tensor, arithmetic: Arithmetic, *, transposed: bool) -> Tensor:

@@ -1,12 +1,14 @@
 """A quantised matrix in main memory, in the form of a pack."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from tpiedge.kernels.panels import PanelFormat, PanelShape
+from tpiedge.kernels.panels import PANEL, Array, Codes, PanelFormat, PanelShape
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,25 @@ class PanelMatrix:
             if self.transposed
             else PanelShape(self.format, rows, self.cols)
         )
+
+    def tiles(self) -> Iterator[tuple[slice, Tensor]]:
+        """Yields outputs and their weights, dequantised exactly: f32 [outputs, cols], or [rows, outputs] if
+        `transposed`. A tile takes at most 1 MiB, or is one panel."""
+        every = range(self.units)
+        for units in [every] if self.transposed else [every[unit : unit + 1] for unit in every]:
+            outputs = self.cols if self.transposed else self.unit_shape(units[0]).outputs
+            inputs, before = (self.rows, 0) if self.transposed else (self.cols, units[0] * self.rows_per_unit)
+            step = PANEL * max(1, (1 << 18) // (PANEL * max(1, inputs)))
+            for first in range(0, outputs, step) if units else ():
+                tile = np.concatenate([self._values(unit, first, step) for unit in units], axis=1)
+                found = slice(before + first, before + first + len(tile))
+                yield found, torch.from_numpy(tile.T.copy() if self.transposed else tile)
+
+    def _values(self, unit: int, first: int, count: int) -> Array:
+        """Returns outputs [first, first + count) of a unit as f32 [outputs, inputs]."""
+        shape, data = self.unit_shape(unit), self.data_B.numpy()[unit * self.unit_nbytes :]
+        panels = data[: shape.nbytes].reshape(shape.panels, -1)[first // PANEL : (first + count) // PANEL]
+        return Codes.of_panels(panels, shape)[: shape.outputs - first].values()
 
 
 Weight: TypeAlias = Tensor | PanelMatrix

@@ -79,7 +79,7 @@ def kernel_library() -> KernelLibrary | None:
         return found
     level = logging.INFO if os.environ.get("TPIEDGE_NATIVE") == "0" else logging.WARNING
     _log.log(
-        level, "native kernels %s; without them q8 and q4 cannot be computed, f32 and bf16 are slower", found
+        level, "native kernels %s; without them there is no int8 arithmetic, f32 and bf16 are slower", found
     )
     return None
 

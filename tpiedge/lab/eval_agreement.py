@@ -27,7 +27,6 @@ from tpiedge.local.layout import Layout, plan_cluster
 from tpiedge.local.prepare import PreparedModel
 from tpiedge.memory.sweep import elastic_bytes, placed
 from tpiedge.memory.weights import NodeWeights
-from tpiedge.pack.grids import grid_exponents
 from tpiedge.progress import ByteProgress
 from tpiedge.wire.data import Segment, StepPlan, TableChange
 
@@ -87,7 +86,7 @@ def open_engine(model: PreparedModel, layout: Layout, capacity_tokens: int) -> I
         resources.callback(weights.close)
         linear = Linear.create(Arithmetic(model.compute), layout.threads_per_node)
         resources.callback(linear.close)
-        alone, grids = Communicator(), grid_exponents(model.pack)
+        alone, grids = Communicator(), model.grids
         yield WindowRows(Engine(model.config, share, weights, cache, alone, linear, Meter(), grids))
 
 

@@ -19,7 +19,6 @@ from tpiedge.local.prepare import PreparedModel
 from tpiedge.master.assignments import Assignment, Assignments, Served
 from tpiedge.master.epoch import Epoch, EpochEvent
 from tpiedge.model.tokenizer import TextWriter, Tokenizer
-from tpiedge.pack.grids import grid_exponents
 from tpiedge.planner.solve import Plan
 from tpiedge.progress import ByteProgress, ProgressCallback
 from tpiedge.transport.endpoint import CONTROL, EndpointClosed, LinkReset, MalformedMessage
@@ -311,7 +310,7 @@ def launch(
             collective=layout.collective,
             wire=layout.wire,
             kv=model.kv,
-            grids=grid_exponents(model.pack) if model.compute == "int8" else (),
+            grids=model.grids,
         )
         assignments = tuple(
             Assignment("", share, layout.threads_per_node, need.weight_bytes, "", need.weights)

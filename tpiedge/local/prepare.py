@@ -20,6 +20,7 @@ from tpiedge.model.source import DEMO, parse_hub_name
 from tpiedge.model.spec import config_of_pack
 from tpiedge.model.template import ChatTemplate, templates_of
 from tpiedge.model.tokenizer import Tokenizer
+from tpiedge.pack.grids import Exponents, grid_exponents
 from tpiedge.pack.manifest import TEXT_FOLDER
 from tpiedge.pack.reader import Pack, PackHold
 from tpiedge.pack.specs import Precision
@@ -75,6 +76,11 @@ class PreparedModel:
             "compute": self.compute,
             "kv_precision": self.kv,
         }
+
+    @property
+    def grids(self) -> Exponents:
+        """The grids of sums; empty unless the arithmetic is int8. Raises UserError."""
+        return grid_exponents(self.pack) if self.compute == "int8" else ()
 
     @property
     def has_tokenizer(self) -> bool:
@@ -170,7 +176,7 @@ def _choose(
     source: Precision, precision: str | None, compute: Compute | None, kv: KVPrecision | None
 ) -> tuple[Precision, Compute]:
     stored, arithmetic = choose_arithmetics(source, precision, compute)
-    check_native(stored, kv or usual_kv(arithmetic))
+    check_native(stored, arithmetic, kv or usual_kv(arithmetic))
     return stored, arithmetic
 
 

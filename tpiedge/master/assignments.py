@@ -16,8 +16,8 @@ from tpiedge.wire.epochs import Prepare
 @dataclass(frozen=True)
 class Assignment:
     """One machine's part of a plan. `machine`: the worker's name; "" for the master's machine. `weight_bytes`: bytes of
-    weights that stay in memory. `why`, `host`: texts for the user. `speed`: bytes of weights per second. In a quantised
-    model, these are quantised weights."""
+    weights that stay in memory. `why`, `host`: texts for the user. `speed`: bytes of weights per second. With int8
+    arithmetic, these are quantised weights."""
 
     machine: str
     share: NodeShare
@@ -69,18 +69,18 @@ class Served:
     kv: f.KVPrecision = "f32"
     group_size: int = 1  # query heads of a KV head
     kv_head_bytes: float = 0.0  # KV cache for a position of one KV head in all layers; 0: not known
-    grids: Exponents = ()  # of each layer's o and down, if quantised
+    grids: Exponents = ()  # of each layer's o and down, for int8
     name: str = ""  # the model's, for the user
-    apart: str = ""  # the part of a quantised model that machines compute with different bits, if any
+    apart: str = ""  # with int8: the part of the model that machines compute with different bits
 
     @property
-    def quantised(self) -> bool:
+    def int8(self) -> bool:
         return self.compute == "int8"
 
     @property
     def split_shows(self) -> str:
         """The reason why the last bits of logits depend on the split, or ""."""
-        if not self.quantised:
+        if not self.int8:
             return f"{self.compute} arithmetic"
         return f"parts that travel as {self.wire}" if self.wire != "f32" else self.apart
 

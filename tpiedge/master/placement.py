@@ -115,7 +115,7 @@ class NodePlacement:
         return Assignments(tuple(assignments), left_out | spare, found.plan.step_s)
 
     def _speed(self, machine: Machine) -> float:
-        return machine.offer.capacity.speed(self.model.quantised) / machine.slowdown
+        return machine.offer.capacity.speed(self.model.int8) / machine.slowdown
 
 
 def fill_slots(count: int, machines: Sequence[Machine]) -> list[Machine]:

@@ -218,12 +218,12 @@ class Reconciler:
         routing = ready.routing if ready is not None else None
         spare = {**self._spare, **self.selection.excluded()}
         prefetched, now = self._loss_plans.reports, self._clock.now()
-        quantised = self.turns.wanted.served.quantised
+        int8 = self.turns.wanted.served.int8
         model = self.turns.wanted.served if serving is None else serving.served
         self.status = ClusterStatus(
             ready=ready is not None,
             reason=self._reason,
-            nodes=node_statuses(self._roster, self._sessions, spare, prefetched, now, quantised=quantised),
+            nodes=node_statuses(self._roster, self._sessions, spare, prefetched, now, int8=int8),
             queued=self._requests.waiting,
             running=self._requests.running,
             epoch=serving.number if serving is not None else 0,

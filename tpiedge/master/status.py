@@ -110,14 +110,12 @@ def node_statuses(
     prefetched: Mapping[str, Prefetched],
     now: float,
     *,
-    quantised: bool,
+    int8: bool,
 ) -> tuple[NodeStatus, ...]:
-    """Describes all machines. `spare`: why they have no part. `prefetched`: reports on their disks. `quantised`:
+    """Describes all machines. `spare`: why they have no part. `prefetched`: reports on their disks. `int8`:
     whether speeds are those of quantised weights."""
     workers = [
-        _worker(
-            one, sessions, spare.get(one.name), prefetched.get(one.name, _UNKNOWN), now, quantised=quantised
-        )
+        _worker(one, sessions, spare.get(one.name), prefetched.get(one.name, _UNKNOWN), now, int8=int8)
         for one in roster.machines
     ]
     return _own(sessions.serving, sessions.rank_zero), *workers
@@ -150,7 +148,7 @@ def _worker(
     disk: Prefetched,
     now: float,
     *,
-    quantised: bool,
+    int8: bool,
 ) -> NodeStatus:
     serving, coming, offer = sessions.serving, sessions.coming, machine.offer
     rank = None if serving is None else serving.ranks.get(machine.name)
@@ -169,7 +167,7 @@ def _worker(
         ffn=part.ffn,
         threads=offer.threads,
         memory_bytes=offer.memory_bytes,
-        speed=offer.capacity.speed(quantised) / machine.slowdown,
+        speed=offer.capacity.speed(int8) / machine.slowdown,
         weight_bytes=part.weight_bytes,
         last_seen_s=max(0.0, now - machine.heard),
         why=why or part.why,

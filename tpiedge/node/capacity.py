@@ -32,7 +32,7 @@ def measure(threads: int) -> Capacity:
     # A CPU quota is used up in bursts: so short a measurement may not notice it.
     part = min(1.0, usable_cores() / threads)
     x_TI = torch.full((1, _COLUMNS), 0.5)
-    with Linear.create(Arithmetic.F32, threads) as linear:
+    with Linear.create(Arithmetic.INT8, threads) as linear:
         return Capacity(
             part * weights.nbytes / _usual_s(lambda: linear.project(x_TI, weights), 0.16),
             part * _panel_bytes_per_s(linear, x_TI, weights) if linear.pool else 0.0,

@@ -160,8 +160,8 @@ class Node:
     def _build(self, assign: c.Assign, communicator: Communicator) -> Engine:
         pack = Pack.open(Path(self._bootstrap.pack))
         check_compute(pack.precision, assign.compute)
-        check_native(pack.precision, assign.kv)
-        check_exponents(assign.grids, pack)
+        check_native(pack.precision, assign.compute, assign.kv)
+        check_exponents(assign.grids, pack.num_layers if assign.compute == "int8" else 0)
         share = NodeShare(Share(*assign.attention), Share(*assign.ffn))
         config = config_of_pack(pack)
         cache = kv_cache(config, share, assign.kv, assign.sequences, assign.capacity_tokens)

@@ -40,13 +40,10 @@ def grid_exponents(pack: Pack) -> Exponents:
     return tuple(of_blob[pack.blob_id(layer)] for layer in range(pack.num_layers))
 
 
-def check_exponents(exponents: Exponents, pack: Pack) -> None:
-    """Raises ProtocolError for exponents that cannot belong to the pack."""
-    layers = pack.num_layers if pack.precision.quantised else 0
+def check_exponents(exponents: Exponents, layers: int) -> None:
+    """Raises ProtocolError for exponents that cannot be those of so many layers."""
     if len(exponents) != layers:
-        raise ProtocolError(
-            f"the plan has grids of {len(exponents)} layers, the pack needs those of {layers}"
-        )
+        raise ProtocolError(f"the plan has grids of {len(exponents)} layers, it needs those of {layers}")
     if any(not _LEAST <= exponent <= _MOST for layer in exponents for exponent in layer):
         raise ProtocolError(f"the plan has a grid beyond 2**{_LEAST} to 2**{_MOST}")
 

@@ -17,9 +17,9 @@ def usual_compute(stored: Precision) -> Compute:
 
 def check_compute(stored: Precision, compute: Compute) -> None:
     """Raises UserError unless layers in `stored` can be computed in `compute`."""
-    if stored.quantised and compute != "int8":
+    if stored.quantised and compute == "bf16":
         raise UserError(
-            f"--compute {compute} does not go with weights in {stored.value}, which are computed with in int8: "
+            f"--compute bf16 does not go with weights in {stored.value}, which are computed with in int8 or f32: "
             "leave --compute out, or choose --precision bf16"
         )
     if compute == "int8" and not stored.quantised:
@@ -30,11 +30,11 @@ def check_compute(stored: Precision, compute: Compute) -> None:
         raise UserError("--compute bf16 needs weights in bf16: add --precision bf16")
 
 
-def check_native(stored: Precision, kv: KVPrecision) -> None:
+def check_native(stored: Precision, compute: Compute, kv: KVPrecision) -> None:
     """Raises UserError if this computer lacks native kernels for these precisions."""
     weights = (f"weights in {stored.value}", "--precision bf16")
     keys = (f"keys and values in {kv}", "--kv-precision bf16")
-    quantised = [weights] * stored.quantised + [keys] * (kv not in _NUMBERS)
+    quantised = [weights] * (compute == "int8") + [keys] * (kv not in _NUMBERS)
     missing = why_missing() if quantised else ""
     if missing:
         what, flags = (" and ".join(words) for words in zip(*quantised, strict=True))

@@ -215,8 +215,8 @@ def without_native(model: ModelFacts, isa: str) -> SpareReason | None:
         return None
     return SpareReason(
         "no room",
-        "it has no native kernels, which weights, keys and values in q8 and q4 need: on its computer, unset "
-        "TPIEDGE_NATIVE, or install a C++ compiler and type 'make setup', or install a wheel of tpiedge",
+        "it has no native kernels, which int8 arithmetic, and keys and values in q8 and q4, need: on its computer, "
+        "unset TPIEDGE_NATIVE, or install a C++ compiler and type 'make setup', or install a wheel of tpiedge",
     )
 
 

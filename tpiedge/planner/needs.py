@@ -13,7 +13,7 @@ from tpiedge.pack.reader import Pack
 from tpiedge.pack.share import NodeShare, Share, kv_share
 from tpiedge.pack.specs import Precision
 from tpiedge.units import MIB, format_bytes, format_least
-from tpiedge.wire.fields import ACTIVATION_BYTES, ALL_PINNED, Keeping, KVPrecision, WeightMemory
+from tpiedge.wire.fields import ACTIVATION_BYTES, ALL_PINNED, Compute, Keeping, KVPrecision, WeightMemory
 
 #: A node's memory beside weights, KV cache and hidden states, with the process that started it: interpreter, torch's
 #: libraries (84 MiB of them mapped), page tables, buffers, the scratch memory of a chunk. Measured in control groups.
@@ -53,9 +53,9 @@ class ModelFacts:
     row_bytes: int = 0  # of a token's hidden state in f32
     largest: float = 1.0  # a matrix in the layer where it is largest, beside the mean
     smaller_precision: str = ""  # the smallest precision; "" if the model is stored in it
-    quantised: bool = False  # the matrices of the layers
-    head_quantised: bool = False
-    needs_native: bool = False  # layers, or keys and values, are quantised
+    int8: bool = False  # the arithmetic of the layers
+    head_int8: bool = False
+    needs_native: bool = False  # the arithmetic is int8, or keys and values are quantised
     name: str = "the model"  # for the user
 
     @property
@@ -109,9 +109,9 @@ class Infeasible:
     reason: str
 
 
-def model_facts(pack: Pack, *, head_dim: int, kv: KVPrecision) -> ModelFacts:
+def model_facts(pack: Pack, *, head_dim: int, compute: Compute, kv: KVPrecision) -> ModelFacts:
     """Returns facts of a model whose layers are alike, but for the precisions of matrices."""
-    layer, stored = pack.layout(0), KVFormat(kv, head_dim)
+    layer, stored, int8 = pack.layout(0), KVFormat(kv, head_dim), compute == "int8"
     layouts, largest = [pack.layout(number) for number in range(pack.num_layers)], 1.0
 
     def mean(name: str, unit: int = 0) -> int:
@@ -140,9 +140,9 @@ def model_facts(pack: Pack, *, head_dim: int, kv: KVPrecision) -> ModelFacts:
         row_bytes=4 * layer.matrix("q").cols,
         largest=largest,
         smaller_precision="q4" if q4_nbytes < sum(layout.nbytes for layout in layouts) else "",
-        quantised=layer.precision.quantised,
-        head_quantised=head_layout.precision.quantised,
-        needs_native=layer.precision.quantised or stored.quantised,
+        int8=int8,
+        head_int8=int8 and head_layout.precision.quantised,
+        needs_native=int8 or stored.quantised,
     )
 
 

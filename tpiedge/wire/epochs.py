@@ -26,8 +26,8 @@ class Capacity:
     def __post_init__(self) -> None:
         f.check_rates(self.weight_bytes_per_s, self.panel_bytes_per_s)
 
-    def speed(self, quantised: bool) -> float:
-        return self.panel_bytes_per_s if quantised else self.weight_bytes_per_s
+    def speed(self, int8: bool) -> float:
+        return self.panel_bytes_per_s if int8 else self.weight_bytes_per_s
 
 
 class Offer(f.EpochMessage, frozen=True, tag=96):

@@ -75,7 +75,7 @@ Key = Annotated[str, Meta(max_length=40)]
 """A CURVE public key in Z85, or empty."""
 UnitRange = tuple[U32, U32]
 Compute = Literal["f32", "bf16", "int8"]
-"""The arithmetic of products with weights: int8 only where weights are quantised."""
+"""The arithmetic of products with weights: int8 only where weights are quantised, bf16 only where not."""
 KVPrecision = Literal["f32", "bf16", "q8", "q4"]
 CollectiveName = Literal["star", "mesh", "two-shot"]
 CollectiveChoice = Literal["auto", "star", "mesh", "two-shot"]

@@ -1,7 +1,5 @@
 """Every format of panels: its bytes, and its products' bits on every instruction set."""
 
-import hashlib
-
 import numpy as np
 import pytest
 import torch

@@ -118,5 +118,5 @@ def test_disabled_native_kernels_fall_back_to_torch_and_log_once(
             assert linear.pool is None
     assert [record.message for record in caplog.records] == [
         "native kernels are switched off (TPIEDGE_NATIVE=0): unset it; "
-        "without them q8 and q4 cannot be computed, f32 and bf16 are slower"
+        "without them there is no int8 arithmetic, f32 and bf16 are slower"
     ]

@@ -21,12 +21,13 @@ from tests.unit.kernels.panel_reference import (
     sides,
     values,
 )
-from tests.unit.kernels.test_linear import open_library, opened
+from tests.unit.kernels.test_linear import ENGINES, open_library, opened
 from tpiedge.kernels.grid import Grid
-from tpiedge.kernels.library import Pool, pack_panels, pack_row_parallel
+from tpiedge.kernels.library import NATIVE_TOKENS, Pool, pack_panels, pack_row_parallel
 from tpiedge.kernels.linear import Arithmetic, Linear
 from tpiedge.kernels.panel_matrix import PanelMatrix
 from tpiedge.kernels.panels import FORMATS, PanelShape, dequantise_unit
+from tpiedge.lab.bench.kernel_cases import random_panels
 
 INT8 = Arithmetic.INT8
 BITS = [4, 8]
@@ -73,6 +74,22 @@ def test_dequantised_panels_equal_the_reference_values(outputs: int, inputs: int
     assert w.matrix.data_B.numel() == shape.nbytes
     read = dequantise_unit(w.matrix.data_B.numpy(), shape)
     assert np.array_equal(read, w.values.astype(np.float32))
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_f32_products_have_the_bits_of_dequantised_weights(engine: str, name: str, transposed: bool) -> None:
+    w = random_panels(FORMATS[name], 300, 333, transposed=transposed)
+    data = w.data_B.numpy()
+    units = [dequantise_unit(data[unit * w.unit_nbytes :], w.unit_shape(unit)) for unit in range(w.units)]
+    values = torch.cat([torch.from_numpy(unit.T if transposed else unit) for unit in units]).contiguous()
+    assert values.shape == w.shape
+    with opened(engine, threads=2) as linear:
+        for tokens in (1, NATIVE_TOKENS, 40):
+            x = torch.randn(tokens, sides(w)[1])
+            expected = linear.contract(x, values) if transposed else linear.project(x, values)
+            assert torch.equal(multiply(linear, x, w), expected)
 
 
 @pytest.mark.parametrize("isa", AVAILABLE)

@@ -84,6 +84,7 @@ def test_eos_id_beyond_the_vocabulary_is_ignored(tmp_path: Path) -> None:
         (Precision.F32, "q8", None, (Precision.Q8, "int8")),
         (Precision.BF16, "q4", None, (Precision.Q4, "int8")),
         (Precision.BF16, "q4", "int8", (Precision.Q4, "int8")),
+        (Precision.BF16, "q4", "f32", (Precision.Q4, "f32")),
         (Precision.Q4, None, None, (Precision.Q4, "int8")),  # a pack
     ],
 )
@@ -97,7 +98,7 @@ def test_precision_and_compute_are_chosen(source, precision, compute, chosen):
         (Precision.F32, None, "bf16"),
         (Precision.BF16, "f32", "bf16"),
         (Precision.BF16, None, "int8"),
-        (Precision.BF16, "q4", "f32"),
+        (Precision.BF16, "q4", "bf16"),
         (Precision.Q8, None, "bf16"),
     ],
 )

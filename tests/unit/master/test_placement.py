@@ -68,15 +68,15 @@ def test_the_master_alone_takes_everything() -> None:
 
 @pytest.mark.fault("P17", "one that stays slow gets less: plans are made with the speed that it shows")
 @pytest.mark.parametrize(
-    ("quantised", "slowdown", "tiles", "speed"),
+    ("int8", "slowdown", "tiles", "speed"),
     [(False, 1.0, [4, 12], 3e9), (True, 1.0, [12, 4], 1e9 / 3), (False, 9.0, [12, 4], 1e9 / 3)],
 )
 def test_plan_uses_worker_speed_for_precision_and_slowdown(
-    quantised: bool, slowdown: float, tiles: list[int], speed: float
+    int8: bool, slowdown: float, tiles: list[int], speed: float
 ) -> None:
     """A processor may be fast with weights in bf16 and slow with panels, or slower than it measured."""
     worker = replace(machine(speed=3e9, panel_speed=1e9 / 3), slowdown=slowdown)
-    assignments = arranged(placement(model=replace(MODEL, quantised=quantised))((worker,), ())).assignments
+    assignments = arranged(placement(model=replace(MODEL, int8=int8))((worker,), ())).assignments
     assert [len(assignment.share.ffn) for assignment in assignments] == tiles
     assert assignments[1].speed == speed
 

@@ -48,7 +48,7 @@ def kinds(found: Allocation | Infeasible) -> list[str]:
 
 
 def test_head_with_other_precision_uses_head_speed():
-    model = replace(MODEL, quantised=True, head_bytes=GIB)
+    model = replace(MODEL, int8=True, head_bytes=GIB)
     apart = replace(MASTER, head_speed=GIB / 2)
     for machine, head_s in ((MASTER, 1 / 3), (apart, 2.0)):
         found = allocated(allocate(model, [machine, worker("pi", GIB)]))

@@ -102,7 +102,7 @@ def write(
 )
 def test_planned_piece_sizes_equal_the_packs(tmp_path, precision, heads, kv_heads, ffn, hidden, vocab):
     pack = write(tmp_path / "pack", precision, heads, kv_heads, ffn, hidden, vocab)
-    model = replace(needs.model_facts(pack, head_dim=64, kv="f32"), capacity_tokens=10)
+    model = replace(needs.model_facts(pack, head_dim=64, compute="f32", kv="f32"), capacity_tokens=10)
     assert model.smaller_precision == ("" if precision is Precision.Q4 else "q4")
     tiles = -(-ffn // 128)
     shares = [NodeShare(Share(0, heads), Share(0, tiles)), NodeShare(Share(1, heads), Share(1, tiles))]
