@@ -190,6 +190,7 @@ inline void complete(int status) {
 // The parts. `handle` computes with the instruction set `isa`.
 void check_products(void *handle, const char *isa);
 void check_panels(void *handle, const char *isa);
+void check_formats(void *handle, const char *isa);
 void check_rooms(void *handle);  // after check_panels
 void check_elementwise(void *handle, const char *isa);
 void check_attention(void *handle, const char *isa);

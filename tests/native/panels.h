@@ -47,11 +47,11 @@ struct Panels {
     int64_t inputs() const { return transposed ? rows : cols; }
     int64_t units() const { return (rows + rows_per_unit - 1) / rows_per_unit; }
     PanelWeight weight(float *y, const float *bias = nullptr) const {
-        return PanelWeight{data.data(), y, bits, unit_nbytes, rows, cols, rows_per_unit, bias, 0, 0, rows};
+        return PanelWeight{data.data(), y, bits == 4, unit_nbytes, rows, cols, rows_per_unit, bias, 0, 0, rows};
     }
     // Row-parallel, on a grid.
     PanelWeight weight(void *y, int64_t exponent, int64_t most = INT32_MAX) const {
-        return PanelWeight{data.data(), y, bits, unit_nbytes, rows, cols, rows_per_unit, nullptr, exponent, most, rows};
+        return PanelWeight{data.data(), y, bits == 4, unit_nbytes, rows, cols, rows_per_unit, nullptr, exponent, most, rows};
     }
     Quantised quantise(const float *x) const;
     float product(const Quantised &x, int64_t output) const;  // column-parallel
