@@ -25,7 +25,7 @@ _LINE_BYTES = 64
 
 
 class Scales(Enum):
-    """What a group of an output has beside its codes: the fields of a record, and their bytes for 16 outputs.
+    """Names what a group has beside its codes: the fields of an output's record, and their bytes for 16 outputs.
 
     The scale is s, d s (each half of a group has an own s), or 2**(e - 128). A minimum, which is added to every weight,
     is m, -z s, or -d_min m. All groups of a block have one d and one d_min.
@@ -51,8 +51,8 @@ class Scales(Enum):
 
 @dataclass(frozen=True)
 class PanelFormat:
-    """How a weight is stored: scale * (code - offset) + minimum, or scale * table[code]. The native code knows the
-    format by `number`."""
+    """Weights are scale * (code - offset) + minimum, or scale * table[code]. The native code knows the format by
+    `number`."""
 
     name: str
     number: int
@@ -345,9 +345,8 @@ def _read(blocks_PNB: Array, scales_OG: Array, codes_OI: Array, inputs: int, for
 
 
 def _codes(blocks_PNB: Array, codes_OI: Array, inputs: int, form: PanelFormat, *, write: bool) -> None:
-    """Moves codes to or from blocks whose headers are done. Of four inputs, a line of 64 bytes has each output's codes
-    side by side. Four bits: a line has eight inputs, the second four in the upper bits. What five and six bits have
-    above four is in one or two lines before them: bit i, or bits 2 (i mod 4) and the next, of the four inputs i."""
+    """Moves codes to or from blocks whose headers are done (docs/kernels.md)."""
+    # A line has 4 inputs of 8 bits, or 8 of fewer, the second 4 in the upper bits. Lines before have bits above four.
     panels, blocks = blocks_PNB.shape[:2]
     at = form.scales.header_nbytes(-(-inputs // GROUP))
     by_group = codes_OI.reshape(panels, PANEL, blocks, -1, GROUP)

@@ -23,7 +23,6 @@ from tpiedge.kernels.panels import (
 )
 
 NAMES = list(FORMATS)
-GOLDEN: dict[str, str] = {}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -45,8 +44,7 @@ def test_panels_keep_all_codes_and_scales(name: str, outputs: int, inputs: int) 
 
 @pytest.mark.parametrize(
     ("name", "bits"),
-    [("q8", 8.5), ("q4", 4.5), ("q4_1", 5), ("q4_zero", 4.75), ("q4_k", 4.5), ("q5_0", 5.5), ("q5_1", 6)]
-    + [("q5_k", 5.5), ("q6_k", 6.625), ("iq4_nl", 4.5), ("mxfp4", 4.25)],
+    zip(NAMES, (8.5, 4.5, 5, 4.75, 4.5, 5.5, 6, 5.5, 6.625, 4.5, 4.25), strict=True),
 )
 def test_weight_takes_so_many_bits(name: str, bits: float) -> None:
     assert PanelShape(FORMATS[name], 32, 512).nbytes * 8 == bits * 32 * 512

@@ -120,7 +120,7 @@ def test_layers_with_larger_matrices_fit_the_plan(tmp_path: Path) -> None:
     kept = dict.fromkeys(("1.v", "1.down"), Precision.Q8)
     storage = Storage(Precision.Q4, Precision.BF16, Precision.Q8, kept=kept)
     pack = write(tmp_path / "pack", storage, 4, 2, 384, 256, 512)
-    model = replace(needs.model_facts(pack, head_dim=64, kv="f32"), capacity_tokens=10)
+    model = replace(needs.model_facts(pack, head_dim=64, compute="int8", kv="f32"), capacity_tokens=10)
     for rank, share in enumerate((NodeShare(Share(0, 4), Share(0, 3)), NodeShare(Share(1, 4), Share(1, 2)))):
         sizes = Sweep.of(pack, share, False).sizes
         stored, planned = sum(map(sum, sizes)), 3 * needs.layer_bytes(model, share)
