@@ -15,13 +15,18 @@ from tests.fakes import cluster as clusters
 from tests.fakes.cluster import InProcessCluster
 from tests.reference import CASES
 from tests.unit.kernels.instruction_sets import AVAILABLE
+from tests.unit.model.gguf_files import TinyGguf
 from tests.unit.model.int4_files import Int4Checkpoint
+from tests.unit.model.test_gguf import packed as import_gguf
 from tpiedge.collectives.communicator import Route
 from tpiedge.engine.steps import StepLimits
 from tpiedge.kernels.linear import Arithmetic, Linear
 from tpiedge.kernels.shared_library import KernelLibrary, kernel_library
 from tpiedge.model.source import DEMO, resolve_model
+from tpiedge.pack.quantised import FORMAT_OF
 from tpiedge.pack.specs import Precision
+from tpiedge.planner.needs import LayerShape
+from tpiedge.planner.solve import parse_shares, partition
 from tpiedge.wire.fields import KVPrecision
 
 NAMES = [case.name for case in CASES]
@@ -104,11 +109,14 @@ def test_logits_are_bit_identical_for_every_chunk_size(
     assert torch.equal(logits_of(cut, text), logits_of(whole, text))
 
 
+@pytest.mark.parametrize(("precision", "head_dim"), [(Precision.Q4, 16), (Precision.Q4_ZERO, 32)])
 @pytest.mark.parametrize("method", ["gptq", "awq"])
-def test_gptq_and_awq_logits_are_bit_identical_for_every_split(method: str, tmp_path: Path) -> None:
+def test_gptq_and_awq_logits_are_bit_identical_for_every_split(
+    method: str, precision: Precision, head_dim: int, tmp_path: Path
+) -> None:
     folder = tmp_path / "checkpoint"
-    Int4Checkpoint(method, ffn=320, heads=4, head_dim=16).write(folder)
-    pack = packed(folder, Precision.Q4, tmp_path / "pack")
+    Int4Checkpoint(method, ffn=320, heads=4, head_dim=head_dim).write(folder)
+    pack = packed(folder, precision, tmp_path / "pack")
     expected_TV, *others = (
         logits_of(InProcessCluster(pack, shares_of(folder, shares)), range(3, 60))
         for shares in ("1", "1,1", "1,0:2,1")
@@ -179,3 +187,39 @@ def test_demo_logits_match_golden_hash_on_every_instruction_set(
     several_sets([isa])
     logits_TV = logits_of(InProcessCluster(pack, shares_of(folder, "1")), range(3, 40))
     assert hashlib.sha256(logits_TV.numpy().astype("<f4").tobytes()).hexdigest() == GOLDEN[precision]
+
+
+#: The same of a small model of random blocks, by the type of its file.
+GOLDEN_OF_TYPES = {
+    "Q8_0": "52dde7878e6a92dd",
+    "Q4_0": "1e8b9eeda075592e",
+    "Q4_1": "bd65c5896a2e4f20",
+    "Q5_0": "ad8da880677473cf",
+    "Q5_1": "05aa37c8a8816b41",
+    "Q4_K": "ba6d138b75a33be2",
+    "Q5_K": "3c78b16a294b12b3",
+    "Q6_K": "3b73a152d13dcb57",
+    "IQ4_NL": "19dc9bc77855dbd1",
+    "MXFP4": "81a037b2f2a7ab28",
+}
+
+
+@pytest.mark.parametrize("kind", FORMAT_OF)
+def test_kept_types_give_golden_logits_for_every_split_and_instruction_set(
+    kind: str, tmp_path: Path, several_sets: Callable[..., None]
+) -> None:
+    sizes = {"hidden": 256, "heads": 8, "kv_heads": 2, "head_dim": 64, "ffn": 512}
+    mixed = {"ffn_down": "Q6_K", "attn_v": "Q5_0"}  # beside it, as in the files that people have
+    path = TinyGguf(kinds={"": kind, **mixed}, layers=2, **sizes).write(tmp_path / "f.gguf")
+    pack, _ = import_gguf(path, None, tmp_path)
+    assert {matrix.precision.value for matrix in pack.layout(1).matrices} >= {
+        FORMAT_OF[kind].name,
+        "q6_k",
+        "q5_0",
+    }
+    several_sets(AVAILABLE, (1, 2))
+    for shares in ("1", "1,1", "3,1", "1,0:1", "1,5,2", "1,1,1,1,1"):
+        weights = parse_shares(shares, shares.count(",") + 1)
+        cluster = InProcessCluster(pack.path, partition(LayerShape(8, 2, 4), weights))
+        found = hashlib.sha256(logits_of(cluster, range(3, 60)).numpy().astype("<f4").tobytes()).hexdigest()
+        assert found[:16] == GOLDEN_OF_TYPES[kind], (kind, shares)
