@@ -5,6 +5,8 @@
 //   Floats             sixteen f32, one for each output of a panel; zero(), store(at, v), store_some(at, v, n) for n < 16
 //                      of them
 //   FETCHES_AHEAD      whether codes can be asked for ahead of their use
+//   IN_REGISTERS       whether bytes_of<FORMAT>(codes, plane, lines) makes codes of eight inputs bytes, and codes_of(line)
+//                      what Sum<8> takes
 //   scales(at)         sixteen f16 as Floats
 //   Ints               sixteen exact sums
 //   fold(sum, scales, dx, y)   fma(float(sum), scales * dx, y), each operation rounded once, products first
@@ -391,8 +393,8 @@ using MultiplyOne = const uint8_t *(*)(const uint8_t *, int64_t, const uint8_t *
 template <class P, int64_t... FORMAT>
 MultiplyOne<P> multiply_one_of(int64_t format, std::integer_sequence<int64_t, FORMAT...>) {
     if constexpr (P::IN_REGISTERS) {
-        static constexpr MultiplyOne<P> ALL[] = {multiply_one<P, FORMAT>...};
-        return ALL[format];
+        static constexpr MultiplyOne<P> ALL[] = {multiply_one<P, tpiedge::Q4_1 + FORMAT>...};
+        return ALL[format - tpiedge::Q4_1];
     }
     return nullptr;
 }
@@ -402,8 +404,8 @@ using Prepare = const uint8_t *(*)(const uint8_t *, int64_t, Prepared &);
 
 template <class P, int64_t... FORMAT>
 Prepare<P> prepare_of(int64_t format, std::integer_sequence<int64_t, FORMAT...>) {
-    static constexpr Prepare<P> ALL[] = {prepare<P, FORMAT>...};
-    return ALL[format];
+    static constexpr Prepare<P> ALL[] = {prepare<P, tpiedge::Q4_1 + FORMAT>...};
+    return ALL[format - tpiedge::Q4_1];
 }
 
 // What was prepared, times a tile of T tokens, added to y. With BITS = 4 codes are as they are stored, without offset.
@@ -477,7 +479,7 @@ void prepared_tokens(const Prepared &block, int64_t inputs, int64_t format, int6
 template <class P>
 void prepared_panels(const PanelRun &run) {
     const int64_t format = run.format, nbytes = panel_nbytes(run.inputs, format), most = PREPARED_TILES * P::TOKENS;
-    constexpr auto formats = std::make_integer_sequence<int64_t, tpiedge::MXFP4 + 1>();
+    constexpr auto formats = std::make_integer_sequence<int64_t, tpiedge::MXFP4 - tpiedge::Q4_1 + 1>();
     const auto prepares = prepare_of<P>(format, formats);
     const auto alone = multiply_one_of<P>(format, formats);
     const auto product = tpiedge::codes_as_stored(format) ? prepared_tokens<P, 4, P::TOKENS> : prepared_tokens<P, 8, P::TOKENS>;
