@@ -44,7 +44,7 @@ def test_panels_keep_all_codes_and_scales(name: str, outputs: int, inputs: int) 
 
 @pytest.mark.parametrize(
     ("name", "bits"),
-    zip(NAMES, (8.5, 4.5, 5, 4.75, 4.5, 5.5, 6, 5.5, 6.625, 4.5, 4.25), strict=True),
+    list(zip(NAMES, (8.5, 4.5, 5, 4.75, 4.5, 5.5, 6, 5.5, 6.625, 4.5, 4.25), strict=True)),
 )
 def test_weight_takes_so_many_bits(name: str, bits: float) -> None:
     assert PanelShape(FORMATS[name], 32, 512).nbytes * 8 == bits * 32 * 512
