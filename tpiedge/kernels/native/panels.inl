@@ -415,25 +415,26 @@ struct PreparedTile {
     const uint8_t *firsts;
     bool halves, minimums;
     int64_t ahead;
-    typename P::Floats y[T];
 
-    static void compute(const Prepared &block, int64_t inputs, int64_t format, const uint8_t *x, const uint8_t *firsts,
-                        int64_t ahead, const Target &to) {
-        PreparedTile tile{block, firsts, format == tpiedge::Q6_K, tpiedge::has_minimums(format), ahead, {}};
-        for (int t = 0; t < T; t++) tile.y[t] = to.begins ? P::zero() : P::load(to.y + t * PANEL);
+    void compute(int64_t inputs, const uint8_t *x, const Target &to) const {
+        typename P::Floats y[T];
+        for (int t = 0; t < T; t++) y[t] = to.begins ? P::zero() : P::load(to.y + t * PANEL);
         int64_t g = 0;
-        for (; (g + 1) * GROUP <= inputs; g++, x += groups_nbytes(GROUP) * T) tile.group(g, GROUP, x);
-        if (g * GROUP < inputs) {  // as in Tile
-            PreparedTile copy(tile);
-            copy.group_apart(g, filled(inputs - g * GROUP), x);
-            for (int t = 0; t < T; t++) tile.y[t] = copy.y[t];
+        for (; (g + 1) * GROUP <= inputs; g++, x += groups_nbytes(GROUP) * T) group(g, GROUP, x, y);
+        if (g * GROUP < inputs) {  // of copies, as in Tile
+            typename P::Floats copies[T];
+            for (int t = 0; t < T; t++) copies[t] = y[t];
+            group_apart(g, filled(inputs - g * GROUP), x, copies);
+            for (int t = 0; t < T; t++) y[t] = copies[t];
         }
-        store<P, T>(tile.y, to);
+        store<P, T>(y, to);
     }
 
-    TPIEDGE_APART void group_apart(int64_t g, int64_t inputs, const uint8_t *x) { group(g, inputs, x); }
+    TPIEDGE_APART void group_apart(int64_t g, int64_t inputs, const uint8_t *x, typename P::Floats *y) const {
+        group(g, inputs, x, y);
+    }
 
-    TPIEDGE_INLINE void group(int64_t g, int64_t inputs, const uint8_t *x) {
+    TPIEDGE_INLINE void group(int64_t g, int64_t inputs, const uint8_t *x, typename P::Floats *y) const {
         static constexpr int32_t NONE[T] = {};
         for (int64_t i = 0; i < ahead; i += LINE_BYTES) __builtin_prefetch(block.stored[g] + AHEAD + i);
         const uint8_t *const codes = BITS == 8 ? block.bytes[g] : block.stored[g];
@@ -443,11 +444,11 @@ struct PreparedTile {
             alignas(32) int32_t of_second[T];
             for (int t = 0; t < T; t++) of_second[t] = at<int32_t>(sums_of_q, t) - at<int32_t>(of_first, t);
             const int64_t first = inputs < GROUP / 2 ? inputs : GROUP / 2;
-            fold(codes, first, q, of_first, block.scales[g][0], x);
+            fold(codes, first, q, of_first, block.scales[g][0], x, y);
             fold(codes + first * PANEL, inputs - first, q + first * T, reinterpret_cast<const uint8_t *>(of_second),
-                 block.scales[g][1], x);
+                 block.scales[g][1], x, y);
         } else {
-            fold(codes, inputs, q, BITS == 4 ? reinterpret_cast<const uint8_t *>(NONE) : sums_of_q, block.scales[g][0], x);
+            fold(codes, inputs, q, BITS == 4 ? reinterpret_cast<const uint8_t *>(NONE) : sums_of_q, block.scales[g][0], x, y);
         }
         if (BITS == 8 && !minimums) return;
         const typename P::Floats minimum = P::load(block.minimums[g]);
@@ -456,8 +457,8 @@ struct PreparedTile {
         for (int t = 0; t < T; t++) y[t] = P::add_product(minimum, factors[t], y[t]);
     }
 
-    TPIEDGE_INLINE void fold(const uint8_t *codes, int64_t inputs, const uint8_t *q, const uint8_t *corrections,
-                             const float *scales, const uint8_t *x) {
+    TPIEDGE_INLINE static void fold(const uint8_t *codes, int64_t inputs, const uint8_t *q, const uint8_t *corrections,
+                                    const float *scales, const uint8_t *x, typename P::Floats *y) {
         typename P::Ints sums[T];
         dots<P, BITS, T>(codes, inputs, q, corrections, sums);
         const typename P::Floats scale = P::load(scales);
@@ -470,7 +471,8 @@ void prepared_tokens(const Prepared &block, int64_t inputs, int64_t format, int6
                      const uint8_t *firsts, int64_t ahead, const Target &to) {
     if constexpr (T > 0) {
         if (tokens == T)
-            PreparedTile<P, BITS, T>::compute(block, inputs, format, x, firsts, ahead, to);
+            PreparedTile<P, BITS, T>{block, firsts, format == tpiedge::Q6_K, tpiedge::has_minimums(format), ahead}.compute(
+                inputs, x, to);
         else
             prepared_tokens<P, BITS, T - 1>(block, inputs, format, tokens, x, firsts, ahead, to);
     }
