@@ -58,21 +58,31 @@ class PanelMatrix:
     def tiles(self) -> Iterator[tuple[slice, Tensor]]:
         """Yields outputs and their weights, dequantised exactly: f32 [outputs, cols], or [rows, outputs] if
         `transposed`. A tile takes at most 1 MiB, or is one panel."""
-        every = range(self.units)
-        for units in [every] if self.transposed else [every[unit : unit + 1] for unit in every]:
-            outputs = self.cols if self.transposed else self.unit_shape(units[0]).outputs
-            inputs, before = (self.rows, 0) if self.transposed else (self.cols, units[0] * self.rows_per_unit)
+        short = self.rows % self.rows_per_unit
+        whole = range(self.units - (short > 0)), *([range(self.units - 1, self.units)] if short else [])
+        of_outputs = [range(unit, unit + 1) for unit in range(self.units)]
+        for parts in [whole] if self.transposed else [(unit,) for unit in of_outputs]:
+            outputs = self.cols if self.transposed else self.unit_shape(parts[0].start).outputs
+            inputs, before = (
+                (self.rows, 0) if self.transposed else (self.cols, parts[0].start * self.rows_per_unit)
+            )
             step = PANEL * max(1, (1 << 18) // (PANEL * max(1, inputs)))
-            for first in range(0, outputs, step) if units else ():
-                tile = np.concatenate([self._values(unit, first, step) for unit in units], axis=1)
+            for first in range(0, outputs, step) if self.units else ():
+                tile = np.concatenate([self._values(units, first, step) for units in parts], axis=1)
                 found = slice(before + first, before + first + len(tile))
                 yield found, torch.from_numpy(tile.T.copy() if self.transposed else tile)
 
-    def _values(self, unit: int, first: int, count: int) -> Array:
-        """Returns outputs [first, first + count) of a unit as f32 [outputs, inputs]."""
-        shape, data = self.unit_shape(unit), self.data_B.numpy()[unit * self.unit_nbytes :]
-        panels = data[: shape.nbytes].reshape(shape.panels, -1)[first // PANEL : (first + count) // PANEL]
-        return Codes.of_panels(panels, shape)[: shape.outputs - first].values()
+    def _values(self, units: range, first: int, count: int) -> Array:
+        """Returns outputs [first, first + count) of units of equal shape as f32 [outputs, inputs of all units]."""
+        if not units:
+            return np.zeros((min(count, self.cols - first), 0), np.float32)
+        shape, panels = self.unit_shape(units.start), slice(first // PANEL, (first + count) // PANEL)
+        bytes_B = self.data_B.numpy()[units.start * self.unit_nbytes :]
+        units_UB = np.lib.stride_tricks.as_strided(bytes_B, (len(units), shape.nbytes), (self.unit_nbytes, 1))
+        stored = units_UB.reshape(len(units), shape.panels, -1)[:, panels]
+        codes = Codes.of_panels(stored.reshape(-1, shape.panel_nbytes), shape)
+        values = codes.values().reshape(len(units), -1, shape.inputs).swapaxes(0, 1)
+        return np.ascontiguousarray(values[: shape.outputs - first]).reshape(-1, len(units) * shape.inputs)
 
 
 Weight: TypeAlias = Tensor | PanelMatrix

@@ -181,14 +181,11 @@ class Codes:
             return scales, None
 
     def finite(self) -> bool:
-        """Whether every weight is a number."""
+        """Returns whether every weight is a finite number. The largest power of two, e = 255, stands for NaN."""
         scales, minimums = self.factors()
-        powers = self.format.scales is not Scales.POWERS or bool((self.scales_OG["e"] < 255).all())
-        return (
-            powers
-            and bool(np.isfinite(scales).all())
-            and (minimums is None or bool(np.isfinite(minimums).all()))
-        )
+        if self.format.scales is Scales.POWERS and (self.scales_OG["e"] >= 253).any():
+            return bool((self.scales_OG["e"] < 255).all() and np.isfinite(self.values()).all())
+        return bool(np.isfinite(scales).all()) and (minimums is None or bool(np.isfinite(minimums).all()))
 
     def values(self) -> Array:
         """Returns the weights as float32 [O, I]: a sum is rounded once, all else is exact."""
