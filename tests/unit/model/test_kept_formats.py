@@ -179,7 +179,13 @@ def test_extreme_powers_are_exact(tmp_path: Path, exponent: int, codes: int) -> 
 
 @pytest.mark.parametrize(
     ("kind", "at", "data"),
-    [("MXFP4", 0, b"\xff"), ("Q4_K", 0, b"\x00\x7e"), ("Q4_1", 2, b"\x00\x7c"), ("Q6_K", 208, b"\x00\xfe")],
+    [
+        ("MXFP4", 0, b"\xff"),
+        ("MXFP4", 0, b"\xfe\x77"),
+        ("Q4_K", 0, b"\x00\x7e"),
+        ("Q4_1", 2, b"\x00\x7c"),
+        ("Q6_K", 208, b"\x00\xfe"),
+    ],
 )
 def test_scale_that_is_no_number_is_refused_by_name(tmp_path: Path, kind: str, at: int, data: bytes) -> None:
     path = tiny({"": kind}).write(tmp_path / "f.gguf")
