@@ -16,7 +16,7 @@ from tools import make_faults, make_reference
 from tpiedge.cli.main import cli
 
 ROOT = Path(__file__).parent.parent
-_MADE = (make_reference.PATH.name, make_faults.PATH.name)
+_MADE = (make_reference.PATH.name, make_reference.FILES.name, make_faults.PATH.name)
 DOCUMENTS = (
     "README.md",
     "ARCHITECTURE.md",

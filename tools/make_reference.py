@@ -1,10 +1,11 @@
-"""Writes what documents say of the code: docs/reference.md, which has every verb's `--help`, and the diagrams of other
-documents between the markers `<!-- NAME: made by tools/make_reference.py -->` and `<!-- end -->`.
+"""Writes what documents say of the code: docs/reference.md with every verb's `--help`, docs/files.md with every file,
+and diagrams of other documents between `<!-- NAME: made by tools/make_reference.py -->` and `<!-- end -->`.
 
 python -m tools.make_reference          # writes the files
 python -m tools.make_reference --check  # status 1 if one is not current
 """
 
+import ast
 import re
 import sys
 from collections.abc import Iterator, Mapping
@@ -20,12 +21,20 @@ from tpiedge.master.workers import TRANSITIONS
 
 ROOT: Final = Path(__file__).parent.parent
 PATH: Final = ROOT / "docs" / "reference.md"
+FILES: Final = ROOT / "docs" / "files.md"
 _WIDTH: Final = 100
+_SOURCES: Final = (".py", ".js", ".css", ".cpp", ".h", ".inl")
 _HEAD: Final = """# Reference of the command
 
 This page lists every verb with its flags, for users who know the verb and look for a flag.
 `tools/make_reference.py` makes it from `tpiedge VERB --help`. Every flag can also be a variable or a key of a settings
 file: [settings.md](settings.md).
+"""
+_FILES_HEAD: Final = """# Files
+
+This page lists every file of `tpiedge/` with its first sentence; search it for a word of your task.
+`tools/make_reference.py` makes it, in the order of the [packages](../ARCHITECTURE.md#packages).
+[changing.md](changing.md) has tasks that touch several files.
 """
 #: Who connects to whom, the port or its purpose, and what the link carries.
 _LINKS: Final = (
@@ -68,7 +77,7 @@ def main() -> int:
 
 def documents() -> dict[Path, str]:
     """Returns path -> text of each file. Raises ValueError as `diagrams`."""
-    return {PATH: reference(), **diagrams()}
+    return {PATH: reference(), FILES: files(), **diagrams()}
 
 
 def diagrams() -> dict[Path, str]:
@@ -110,6 +119,36 @@ def states(table: Mapping[Any, Mapping[Any, Any]]) -> str:
                 arrows.setdefault((state, to), []).append(why)
     lines = [f"    {state} --> {to}: {', '.join(whys)}" for (state, to), whys in arrows.items()]
     return "\n".join(["```mermaid", "stateDiagram-v2", *lines, "```"])
+
+
+def files() -> str:
+    """Returns the list of files. Raises ValueError for a file without a sentence."""
+    lines, package = [_FILES_HEAD], ROOT / "tpiedge"
+    table = (ROOT / "ARCHITECTURE.md").read_text().partition("| package |")[2]
+    for names, purpose in re.findall(r"^\| (`.*) \| (.*) \|$", table, re.MULTILINE):
+        lines.append(
+            f"## {names}\n\n{purpose[0].upper()}{purpose[1:]}.\n\n| file | first sentence |\n|---|---|"
+        )
+        roots = [package / name for name in re.findall("`(.*?)`", names)]
+        for path in sorted(one for root in roots for one in (root, *root.rglob("*"))):
+            if path.suffix in _SOURCES and path.name != "__init__.py" and "vendor" not in path.parts:
+                sentence = first_sentence(path.read_text(), path.name).replace("|", r"\|")
+                lines.append(f"| `{path.relative_to(package)}` | {sentence} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def first_sentence(text: str, name: str) -> str:
+    """Returns the first sentence of a file's docstring or first comment. Raises ValueError without one."""
+    if name.endswith(".py"):
+        told = ast.get_docstring(ast.parse(text)) or ""
+    else:
+        comment = re.match(r"(//.*\n)+|/\*.*\*/", text)
+        told = re.sub("(?m)^//|[/*]{2}", "", comment[0]) if comment else ""
+    words = " ".join(told.split("\n\n")[0].split())
+    if not (sentence := re.match(r".*?\.(?= |$)|.*:$", words)):
+        raise ValueError(f"{name} must begin with a sentence")
+    return sentence[0]
 
 
 def reference() -> str:

@@ -1,1 +1,1 @@
-"""`log` keeps the events of one answer, `record` keeps them on disk, and `shelf` bounds all answers."""
+"""Keeps answers as append-only logs of events with readers, in memory and on disk."""

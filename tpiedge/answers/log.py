@@ -1,8 +1,7 @@
-"""The log of one answer's events.
+"""The log of all events of an answer, and its life without readers.
 
 Laws:
-1. While the disk has room, an event is recorded before it enters the log. The log keeps all events. A new reader
-   replaces the previous one.
+1. While the disk has room, an event is recorded before it enters the log. A new reader replaces the previous one.
 2. An answer without a reader is deleted after LEFT_S. An unfinished answer without a record is deleted after BRIEFLY_S.
    A recorded answer waits longer after an unstreamed GET: UNFINISHED_S before its end, COLLECTED_WITHIN_S after its
    end. An earlier master's unstreamed answers have the same limits. An earlier master's streams wait `grace_s`.

@@ -1,5 +1,5 @@
-"""The request of an answer, and the file of its events. A killed master loses no event. A power cut loses about half a
-minute of events."""
+"""Records an answer's request and events in a file: a killed master loses no event, a power cut about half a minute of
+them, because nothing waits for the disk."""
 
 import errno
 import json

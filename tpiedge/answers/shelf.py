@@ -1,4 +1,4 @@
-"""Keeps all answers within limits.
+"""Keeps all answers within limits, and deletes answers whose client does not come back.
 
 Answers without a reader take at most LEFT_BYTES of memory. One client's part is at most half of LEFT_BYTES. Above a
 limit, the client with the most bytes loses the answer that has waited longest. At most MOST_RECOVERED answers of the

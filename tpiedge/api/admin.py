@@ -1,4 +1,5 @@
-"""The administrator's routes. All but LINK_PATH need the admin key."""
+"""The administrator's routes under /admin: machines, tokens, requests, the model, the key by a link. All but LINK_PATH
+need the admin key."""
 
 import asyncio
 import hashlib

@@ -1,4 +1,4 @@
-"""The routes of answers. POST requests an answer, GET resumes it, DELETE ends it."""
+"""The routes of answers: POST requests an answer, GET resumes it, DELETE ends it."""
 
 import re
 import secrets

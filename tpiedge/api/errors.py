@@ -1,4 +1,4 @@
-"""Error responses in the form of each API."""
+"""Error responses in the form of each API: the HTTP status, code and message of each exception."""
 
 import logging
 import math

@@ -1,4 +1,4 @@
-"""The interface of answer formats, and functions that encode JSON and events."""
+"""The interface of answer formats, which say what a stream sends first, while it waits, last, and when it fails."""
 
 import json
 import time

@@ -1,4 +1,4 @@
-"""Limits for clients."""
+"""Limits for clients: sizes of bodies, connections, waits and deadlines."""
 
 from dataclasses import dataclass
 from typing import Final, Self

@@ -1,4 +1,4 @@
-"""Runs commands. Every error ends with one line and an exit status.
+"""Runs commands, and ends every error with one line and an exit status.
 
 Exit statuses: 0 done; 1 any other failure; 2 bad input; 3 another node failed; 4 lack of memory, disk space or a
 working disk; 70 a defect of tpiedge; 130 interrupted."""

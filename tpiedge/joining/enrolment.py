@@ -1,4 +1,4 @@
-"""Decides how the master answers a worker that wants to join. No sockets, no files.
+"""Decides whether a worker may join, and words the refusal that it hears. No sockets, no files.
 
 Without pairing, only an Enrol with a valid token's secret makes a key a member. Members need no secret. A worker with a
 revoked key is refused. A worker is also refused if its protocol, number format or torch differs from the master's. A

@@ -1,4 +1,4 @@
-"""Keeps the cluster's members and the revoked keys.
+"""Keeps the cluster's members, the revoked keys and the uses of tokens.
 
 An admission takes effect when it is on disk. A revocation takes effect immediately. One write admits a member and
 records the member's use of a token.

@@ -1,6 +1,7 @@
-"""Makes and checks tokens, which let new workers in. `tpiedge token` and the master share the table of tokens.
+"""Makes, lists, revokes and checks tokens, which let new workers in. `tpiedge token` and the master share the table of
+tokens.
 
-The table holds a hash of each secret. A token of n uses admits n workers. The member table counts the uses. A token is
+The table holds a hash of each secret. A token of n uses admits n workers. A token is
 valid from creation to expiry by the wall clock. The clock may go back by CLOCK_TOLERANCE_S. The lifetime of a token
 made before CLOCK_SET_S begins when the clock is set.
 """

@@ -1,6 +1,6 @@
-"""Owns the native kernels' threads. Checks and packs the kernels' arguments. Without a Pool, torch computes everything.
-With a Pool, torch computes only two things: f32 and bf16 products of more than NATIVE_TOKENS tokens, and attention of
-heads wider than MAX_HEAD_WIDTH."""
+"""Owns the native kernels' threads, and checks and packs the kernels' arguments. Without a Pool, torch computes
+everything. With a Pool, torch computes only two things: f32 and bf16 products of more than NATIVE_TOKENS tokens, and
+attention of heads wider than MAX_HEAD_WIDTH."""
 
 import struct
 import weakref

@@ -1,1 +1,1 @@
-"""`cache` stores keys and values of a node's own heads. `pages` is rank 0's ledger of pages (pure)."""
+"""The KV cache: keys and values of a node's own heads, and rank 0's ledger of pages (pure)."""

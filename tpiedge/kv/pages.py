@@ -1,4 +1,4 @@
-"""Rank 0's ledger of the KV cache's pages. Pure.
+"""Rank 0's ledger of KV pages and prefixes. Pure.
 
 Full pages are published under names. Sequences that begin alike share these pages.
 

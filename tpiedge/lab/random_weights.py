@@ -1,4 +1,4 @@
-"""Makes random weights, for a model of any shape without a checkpoint.
+"""Makes random weights (normal, deviation STD), for a model of any shape without a checkpoint.
 
 A number depends only on seed, tensor name, row and column. bf16 weights are the rounded f32 weights. A matrix's row is
 a piece of one pool of normally distributed numbers, times +1 or -1. In a matrix of up to 1,048,573 rows, all pieces

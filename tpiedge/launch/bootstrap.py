@@ -1,4 +1,4 @@
-"""The first lines between a node and its parent, in JSON, and heartbeat intervals."""
+"""The first lines between a node and its parent, in JSON, and the times of heartbeats, silence and stalls."""
 
 import json
 from dataclasses import dataclass, field

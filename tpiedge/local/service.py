@@ -1,4 +1,4 @@
-"""A running master, for the HTTP API."""
+"""A running master as the HTTP API sees it: submits requests, lists models, manages machines."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future

@@ -1,4 +1,4 @@
-"""Counts and lists events of plans and machines. Tells paused clients which machine was lost or is awaited. Pure."""
+"""Counts and lists events of plans and machines, and tells paused clients which machine is lost or awaited. Pure."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import deepcopy

@@ -1,5 +1,5 @@
-"""The master of a cluster. Its control thread owns the hub and decides everything. Other threads submit requests and
-read snapshots."""
+"""The master of a cluster: takes messages of machines and orders of other threads. Its control thread owns the hub and
+decides everything. Other threads submit requests and read snapshots."""
 
 import logging
 import math

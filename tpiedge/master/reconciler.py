@@ -1,4 +1,4 @@
-"""Makes plans. Begins, switches and ends sessions.
+"""Decides when a new plan is made, and begins, switches and ends sessions.
 
 When a session replaces another, requests pause and go on in the new session. Without a session, requests wait for the
 recovery grace, then fail."""

@@ -1,4 +1,4 @@
-"""The requests of a serving cluster.
+"""The queue of requests: limit, order and preemption.
 
 Laws:
 1. An accepted request ends exactly once: with Finished, or with an error.

@@ -1,4 +1,4 @@
-"""One epoch at the master, from its plan to its end."""
+"""One epoch at the master, from its plan to its end: preparing, prepared, launched, ready, ended."""
 
 import logging
 import math

@@ -1,4 +1,5 @@
-"""Drives a Residency under one lock. The engine thread enters and leaves blocks. Reading threads report arrivals."""
+"""Carries out a Residency's decisions under one lock, and lets the engine wait for weights. The engine thread enters
+and leaves blocks. Reading threads report arrivals."""
 
 import functools
 import threading

@@ -1,4 +1,5 @@
-"""Pulls a model from the hub. The client, huggingface_hub, is imported when a pull begins.
+"""Pulls (downloads) a model from Hugging Face's hub, resumes broken transfers and checks hashes. The client,
+huggingface_hub, is imported when a pull begins.
 
 The client makes all requests, with its own settings (`HF_ENDPOINT`, `HF_TOKEN`, ...). The client deletes bytes of
 failed calls and checks no hash, so this module writes the files. Listings are untrusted.

@@ -1,4 +1,4 @@
-"""The computing process of one rank.
+"""The computing process of one rank: starts, loads weights, runs the engine and ends.
 
 The main thread is the engine thread; `Node.link` has the control thread. The process ends on the master's order, on the
 loss of the master or a peer, and when its lifeline breaks.

@@ -1,5 +1,5 @@
-"""The file manifest.json says what a pack holds. Its sha256 is the pack's id. The file is untrusted, so every field is
-checked. Every error is a UserError."""
+"""The file manifest.json, which says what a pack holds. Its sha256 is the pack's id. The file is untrusted, so every
+field is checked. Every error is a UserError."""
 
 import hashlib
 import json

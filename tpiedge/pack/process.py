@@ -1,4 +1,4 @@
-"""Packs in a child process. The end of the process frees its memory.
+"""Packs a model, or random weights, in a child process, whose end frees its memory.
 
 The child reads a request, one line of JSON, from stdin. It writes a line per event: {"event": "progress", "done",
 "total"}, then {"event": "done", "path", "nbytes", "reused"} or {"event": "error", "kind", "message"}. When stdin ends,

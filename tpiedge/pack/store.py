@@ -1,4 +1,4 @@
-"""The shard store: partly filled packs on a worker's disk.
+"""The shard store: partly filled packs on a worker's disk, within a limit.
 
     blobs/ID            a sparse file of the blob's full size, shared by packs
     blobs/ID.hashes     its table of hashes; ID is the sha256 of layout and table

@@ -1,4 +1,4 @@
-// Adds a machine: the lines to paste there, which the master makes anew each time, since each has a token.
+// The dialog that adds a machine: shows the lines to paste there, with a new token each time.
 
 import { html, useState } from "./vendor/htm/standalone.module.js";
 import { copy } from "./copy.js";

@@ -1,6 +1,6 @@
-// One streamed answer, over as many connections as it takes. Where the server records its answers, the connection is
-// made anew when it breaks, and the rest is asked for after the last event that came; elsewhere a break is the end. A
-// connection over which nothing comes is a broken one: a server that lives says so every ten seconds.
+// Reads one streamed answer, and reconnects when the connection breaks. Where the server records its answers, the
+// connection is made anew when it breaks, and the rest is asked for after the last event that came; elsewhere a break
+// is the end. A connection over which nothing comes is a broken one: a server that lives says so every ten seconds.
 
 import { refusal, Refusal, request } from "./api.js";
 import { EventParser } from "./sse.js";

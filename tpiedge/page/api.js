@@ -1,4 +1,4 @@
-// Requests to the server that the page came from. A key is asked for only where the server wants one.
+// Sends HTTP requests to the server that the page came from. A key is asked for only where the server wants one.
 
 import { askForKey, key, keyTaken } from "./keys.js";
 import { texts } from "./texts.js";

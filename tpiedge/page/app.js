@@ -1,4 +1,4 @@
-// The shell: the views, of which the part of the address after # names one, and what all of them share.
+// The shell of the page: its views, which the address names after #, and its header.
 
 import { html, render, useEffect, useState } from "./vendor/htm/standalone.module.js";
 import { Chat } from "./chat.js";

@@ -1,4 +1,4 @@
-// Conversations in one file, for another browser, and what of such a file is one. Pure.
+// Exports conversations to a file, and imports and checks such a file. Pure.
 
 import { texts } from "./texts.js";
 

@@ -1,4 +1,4 @@
-// Bars of several parts, with what each of them is in words beside it.
+// Draws bars of several parts with a legend, and sparklines.
 
 import { html } from "./vendor/htm/standalone.module.js";
 

@@ -1,4 +1,4 @@
-// Components that follow what changes outside of them.
+// Hooks that render a component again when its state elsewhere changes, or at an interval.
 
 import { useEffect, useState } from "./vendor/htm/standalone.module.js";
 

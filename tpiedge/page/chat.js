@@ -1,4 +1,4 @@
-// The view of conversations: their list, the one that is shown, and what is said next.
+// The view of chats: the list of conversations, the messages of one, and the input.
 
 import { html, useEffect, useRef, useState } from "./vendor/htm/standalone.module.js";
 import { useChanges } from "./changes.js";

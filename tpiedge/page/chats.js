@@ -1,4 +1,4 @@
-// The conversations of this browser, and the answers that are being made: they go on whatever view is shown.
+// The state of all chats: sends messages, reads answers whatever view is shown, branches, and saves (SAVE_MS).
 
 import { endAnswer, readAnswer } from "./answer.js";
 import { Refusal } from "./api.js";

@@ -1,4 +1,4 @@
-// The view of the cluster: its machines, who waits to be let in, the requests, and what happened last.
+// The view of the cluster: machines, workers that wait to join, requests, the plan and recent events.
 
 import { html, useEffect, useRef, useState } from "./vendor/htm/standalone.module.js";
 import { AddMachine } from "./add.js";

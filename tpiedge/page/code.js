@@ -1,4 +1,4 @@
-// Colours for code, loaded when the first code is shown.
+// Highlights code; loaded when the first code is shown.
 
 import bash from "./vendor/highlight/bash.min.js";
 import c from "./vendor/highlight/c.min.js";

@@ -1,4 +1,4 @@
-// Where the next message is typed.
+// The input of the next message, its keys, and the buttons to send and stop.
 
 import { html, useLayoutEffect, useRef, useState } from "./vendor/htm/standalone.module.js";
 import { chats } from "./chats.js";

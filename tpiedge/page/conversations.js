@@ -1,4 +1,4 @@
-// The list of conversations; on a narrow screen a drawer over the one that is shown.
+// The list of conversations: search, rename, delete, export; a drawer on narrow screens.
 
 import { html, useLayoutEffect, useRef, useState } from "./vendor/htm/standalone.module.js";
 import { chats } from "./chats.js";

@@ -1,4 +1,4 @@
-// Copying, and the buttons for it.
+// Copies text to the clipboard, and has the buttons for it.
 
 import { texts } from "./texts.js";
 

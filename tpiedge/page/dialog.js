@@ -1,4 +1,4 @@
-// A dialog that is there while it is mounted. The focus goes back to where it was, as far as that is still there.
+// A modal dialog, open while it is mounted. The focus goes back to where it was, as far as that is still there.
 
 import { html, useLayoutEffect, useRef } from "./vendor/htm/standalone.module.js";
 

@@ -1,5 +1,6 @@
-// Where formulas are in Markdown: \( \), \[ \], $$ $$, and $ $ as Pandoc reads it, so that prices stay prices. What is
-// in them is no Markdown. maths.js shows them; until it is loaded, and where it finds no TeX, they stay as they are.
+// Finds TeX formulas in Markdown. They stand between \( \), \[ \], $$ $$, or $ $ as Pandoc reads it, so that prices
+// stay prices. What is in them is no Markdown. maths.js shows them; until it is loaded, and where it finds no TeX, they
+// stay as they are.
 
 // The limits bound the work for a text that opens many formulas and closes none.
 const display = String.raw`\\\[[^]{1,4000}?(?<!\\)\\\]|\$\$[^]{1,4000}?\$\$`;

@@ -1,4 +1,4 @@
-// Small drawings beside words; whoever cannot see them reads the words.
+// Icons, which only repeat the words beside them.
 
 import { html } from "./vendor/htm/standalone.module.js";
 

@@ -1,4 +1,5 @@
-// Small values that the browser keeps for this page. Where it keeps none, they live as long as the page does.
+// Stores small values (settings, keys) in localStorage or sessionStorage. Where it keeps none, they live as long as the
+// page does.
 
 class Shelf {
   // Whether the browser refused to keep a value or to show one.

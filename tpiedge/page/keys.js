@@ -1,5 +1,5 @@
-// The keys that the user typed, for as long as the tab lives, or that came by a link, until the master's next start;
-// and the dialog that asks for one.
+// Keeps API keys and the admin key, and has the dialog that asks for one. A typed key lives as long as the tab, a key
+// that came by a link until the master's next start.
 
 import { html, useLayoutEffect, useRef, useState } from "./vendor/htm/standalone.module.js";
 import { Dialog } from "./dialog.js";

@@ -1,5 +1,6 @@
-// The conversations as this tab has them. They are kept in the browser's database, which the other tabs change, too:
-// what was changed here since it was last kept or seen is put into what is there by then, so nothing of either is lost.
+// Saves conversations, and keeps them in step with other tabs. They are kept in the browser's database, which the other
+// tabs change, too: what was changed here since it was last kept or seen is put into what is there by then, so nothing
+// of either is lost.
 
 import { ConversationStore } from "./store.js";
 import { texts } from "./texts.js";

@@ -1,4 +1,4 @@
-// One machine: its part of the model, its memory, where its time goes, and what can be done with it.
+// One machine in the view of the cluster: its share, memory and time, and buttons (drain, revoke).
 
 import { html } from "./vendor/htm/standalone.module.js";
 import { Bar } from "./bars.js";

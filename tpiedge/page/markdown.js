@@ -1,4 +1,4 @@
-// Markdown as a model writes it, safely on the page. Three fences: HTML in it is text, DOMPurify lets only what is
+// Shows a model's Markdown, sanitised. Three fences: HTML in it is text, DOMPurify lets only what is
 // listed below through, and the page's policy runs no script that is not the server's own.
 
 import DOMPurify from "./vendor/dompurify/purify.min.js";

@@ -1,4 +1,4 @@
-// Formulas as MathML, loaded when the first is shown. The browser draws them with a font of the system.
+// Draws formulas as MathML; loaded when the first is shown. The browser draws them with a font of the system.
 
 import DOMPurify from "./vendor/dompurify/purify.min.js";
 import temml from "./vendor/temml/temml.min.js";

@@ -1,4 +1,4 @@
-// One message: what the user said, which can be edited, or an answer with how it came.
+// Shows one message: the user's, which can be edited, or an answer with its reasoning, tokens and speed.
 
 import { html, useLayoutEffect, useRef, useState } from "./vendor/htm/standalone.module.js";
 import { useTicks } from "./changes.js";

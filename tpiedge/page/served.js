@@ -1,5 +1,5 @@
-// Which models the server has, and whether it answers. While it cannot be reached or is not ready, it is asked again
-// and again.
+// Asks which models the server has, and whether it is ready. While it cannot be reached or is not ready, it is asked
+// again and again.
 
 import { json, read, request } from "./api.js";
 import { texts } from "./texts.js";

@@ -1,4 +1,4 @@
-// The lines of an event stream (text/event-stream), as they arrive. Pure.
+// Parses an event stream (text/event-stream) as it arrives. Pure.
 
 // Cuts the text of a stream into `{comment}` and `{id, data}`, in their order; `id` is empty where none was sent.
 export class EventParser {

@@ -1,4 +1,4 @@
-// Where conversations stay when the page is closed: the browser's own database, which no server sees. Every tab of this
+// Stores conversations in the browser's database (IndexedDB), which no server sees. Every tab of this
 // page has it open, and tells the others what it changed.
 
 const NAME = "tpiedge";

@@ -1,4 +1,4 @@
-// What all machines did in one step, over one axis of milliseconds.
+// Draws what all machines did in one step, over one axis of milliseconds.
 
 import { html } from "./vendor/htm/standalone.module.js";
 import { titleOf } from "./machine.js";

@@ -1,4 +1,4 @@
-// A conversation is a tree: whoever edits a message or has an answer made anew begins a branch, and nothing is lost.
+// A conversation is a tree: an edited message or a repeated answer begins a branch, and nothing is lost.
 // Pure: every change makes a new conversation, which shares what did not change.
 //
 // A conversation has `nodes` by their ids; a node has `parent` (null at the root), `role` ("user", "assistant") and

@@ -1,5 +1,4 @@
-// The cluster as the server sees it, looked at every second while somebody looks at this page, and what an
-// administrator has it do.
+// Polls the cluster's state every second while the page is visible, and sends an administrator's orders.
 
 import { json, read, refusal, Refusal, request } from "./api.js";
 import { keepKey, key } from "./keys.js";

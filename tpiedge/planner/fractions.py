@@ -1,4 +1,4 @@
-"""Divides every layer among nodes so that the slowest node takes the least time.
+"""Divides every layer among nodes so that the slowest node takes the least time. Pure.
 
 A node with a fraction f of W bytes computes for f W / speed seconds. Meanwhile it reads the weights beyond its pinned
 bytes for (f W - pinned) / disk rate seconds (TPI-LLM, section 3.3). Rates are in bytes per second.

@@ -1,1 +1,1 @@
-"""Records traces. `tracer` records one node. `collection` joins all nodes' records in one file."""
+"""Records traces."""

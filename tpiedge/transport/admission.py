@@ -1,4 +1,4 @@
-"""Decides who may connect. ZeroMQ asks (ZAP, RFC 27) before a CURVE handshake ends.
+"""Decides by its key which peer may connect. ZeroMQ asks (ZAP, RFC 27) before a CURVE handshake ends.
 
 One thread per context answers. Every hub is a ZAP domain with a list of keys. A hub may also accept a few unknown keys.
 Messages from unknown keys reach only code that admits newcomers.

@@ -1,4 +1,4 @@
-"""Watches a hub's connections. Cuts connections that flood the hub, and connections that stay unauthenticated.
+"""Cuts connections that flood a hub, and connections that stay unauthenticated.
 
 libzmq's high-water mark counts messages, not bytes. If libzmq 4.3.5 stops reading a connection, it may abort the
 process. So libzmq reads without a limit here. This module compares the kernel's count of received bytes with the hub's

@@ -1,4 +1,4 @@
-"""Messages of the control plane, between the master and each node."""
+"""Messages of the control plane, between the master and each node: heartbeats, requests, tokens, losses, statistics."""
 
 from dataclasses import dataclass
 from typing import Annotated, Final, Literal

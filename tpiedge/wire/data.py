@@ -1,4 +1,4 @@
-"""Defines the messages of the tensor plane and the files plane.
+"""Defines the messages of the tensor plane (step plans, hidden states, all-reduces) and the files plane.
 
 `block` is a number within a sweep. `chunk` is a number within a step. `sender` is a rank; the receiver checks it. In
 messages about files, `epoch` is a random number of the transfer, and `number` counts requests.

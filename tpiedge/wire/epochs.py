@@ -1,4 +1,4 @@
-"""Defines the messages between the master and the agents.
+"""Defines the messages between the master and the agents: offers, orders to start a node, prefetch, spares.
 
 Life of an epoch: Prepare -> Preparing* -> Prepared -> Launch -> Spawned -> (the node's own messages, `control.py`) ->
 NodeEnded. Release ends the epoch early. NodeEnded without Spawned means that preparing failed. The previous epoch may

@@ -1,4 +1,4 @@
-"""Runs an agent's slow work in threads."""
+"""Runs an agent's slow work in threads: fetches and prefetches shards, and probes the path to the master."""
 
 import logging
 import threading

@@ -1,3 +1,4 @@
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -46,9 +47,27 @@ def test_a_fault_has_a_test_or_a_reason() -> None:
         make_faults.page(CATALOGUE, {})
 
 
-def test_diagrams_are_those_of_the_code() -> None:
-    for path, text in make_reference.diagrams().items():
+def test_made_documents_are_those_of_the_code() -> None:
+    for path, text in make_reference.documents().items():
         assert path.read_text() == text, "old: python -m tools.make_reference"
+
+
+@pytest.mark.parametrize(("name", "text", "sentence"), [
+    ("a.py", '"""Reads `b.py`,\nas v1.2. Pure.\n\nMore."""\n', "Reads `b.py`, as v1.2."),
+    ("a.js", "// Shows x | y\n// now. More.\n\n// Else.\n", "Shows x | y now."),
+    ("a.css", "/* Styles. */\na {}\n", "Styles."), ("a.h", "// Order:\n", "Order:"),
+    ("a.py", '"""Words"""', None), ("a.cpp", "#include <x>\n// Late.\n", None),
+])  # fmt: skip
+def test_first_sentence_of_a_file_is_required(name: str, text: str, sentence: str | None) -> None:
+    with nullcontext() if sentence else pytest.raises(ValueError, match="must begin with a sentence"):
+        assert make_reference.first_sentence(text, name) == sentence
+
+
+def test_every_source_of_a_package_is_listed() -> None:
+    package = make_reference.ROOT / "tpiedge"
+    files = {str(path.relative_to(package)) for path in package.rglob("*.py") if path.parent != package}
+    listed = make_reference.files()
+    assert not [name for name in files if not name.endswith("__init__.py") and f"| `{name}` |" not in listed]
 
 
 def test_diagram_without_port_link_or_marker_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
-// Attention of some tokens' query heads against one KV head, in f32 (V as in kernels.inl): keys in blocks, with the
-// softmax's maximum and sum carried from block to block (online softmax; Dao, FlashAttention, algorithm 1).
+// Attention of some tokens' query heads against one KV head, in f32, with a causal mask and a sliding window (V as in
+// kernels.inl). Keys come in blocks, with the softmax's maximum and sum carried from block to block (online softmax;
+// Dao, FlashAttention, algorithm 1).
 //
 // Blocks begin at multiples of KEYS, whichever key a query sees first, and a key that a query does not see takes no
 // part in its sums: so its bits are those it would have alone. A block lies within one page. Several queries (a token's heads, or tokens) share one

@@ -1,5 +1,6 @@
-// What this processor can do at most: bytes read from memory, products of f32 and of 8-bit numbers. One thread each;
-// the caller starts as many at once as it wants to know of. For `tpiedge bench kernels` alone (kernels/probes.py).
+// Measures the most that this processor can do: bytes read from memory, products of f32 and of 8-bit numbers. One
+// thread each; the caller starts as many at once as it wants to know of. For `tpiedge bench kernels` alone
+// (kernels/probes.py).
 //
 // The fastest instructions that the processor has are used, whichever the kernels use.
 #include <stdint.h>

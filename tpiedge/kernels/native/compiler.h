@@ -1,4 +1,4 @@
-// What is said to the compiler, in the words of each.
+// Attributes for compilers, such as forced inlining.
 #ifndef TPIEDGE_COMPILER_H
 #define TPIEDGE_COMPILER_H
 

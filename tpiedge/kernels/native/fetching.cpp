@@ -1,3 +1,4 @@
+// Implements fetching.h.
 #include "fetching.h"
 
 #include <stdlib.h>

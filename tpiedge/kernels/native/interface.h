@@ -1,4 +1,4 @@
-// All that the kernels' library exports, as shared_library.py and the callers in Python declare it.
+// Declares all that the kernels' library exports, as shared_library.py and the callers in Python declare it.
 #ifndef TPIEDGE_INTERFACE_H
 #define TPIEDGE_INTERFACE_H
 

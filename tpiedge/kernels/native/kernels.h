@@ -1,5 +1,5 @@
-// The parts of the native kernels: operations cut into pieces for a pool of threads. Products with f32 and bf16 matrices
-// are made for few tokens; the others take any number.
+// The interface of each instruction set's kernels: operations cut into pieces for a pool of threads. Products with f32
+// and bf16 matrices are made for few tokens; the others take any number.
 //
 // T tokens, R rows of the stored weight, C columns, N query heads, K KV heads, S positions, d head width. All sizes and
 // strides count elements. How a token's result is computed never depends on the other tokens, on the piece or on the

@@ -1,4 +1,4 @@
-// The kernels, written once for a vector type V that each instruction set's source defines before it includes this:
+// The kernels, written once for a vector type V. Each instruction set's source defines V before it includes this:
 //   lanes, Reg; zero, load, load_some (n < lanes; zeros beyond), broadcast, fma(a, b, c) = a * b + c, add, sub, mul, div,
 //   max(a, b) = a > b ? a : b, store, store_some, sum and what else sixteen.inl needs, power2 (below), prefetch; of
 //   quantised rows: half (an f16 in every lane), codes (int8 to f32), nibbles<0 or 4> (the lower or upper four bits of

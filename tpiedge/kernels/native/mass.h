@@ -1,4 +1,4 @@
-// How much each token counts when one of them is drawn: a whole number, so that sums have the same bits in any order.
+// The weight of each token when one is drawn: a whole number, so that sums have the same bits in any order.
 #ifndef TPIEDGE_MASS_H
 #define TPIEDGE_MASS_H
 

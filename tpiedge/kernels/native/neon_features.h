@@ -1,4 +1,4 @@
-// What a 64-bit Arm CPU has beyond NEON.
+// Detects what a 64-bit Arm CPU has beyond NEON.
 #ifndef TPIEDGE_NEON_FEATURES_H
 #define TPIEDGE_NEON_FEATURES_H
 

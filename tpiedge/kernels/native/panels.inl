@@ -1,5 +1,5 @@
-// Products with quantised matrices (panels.h), written once for a type P that each instruction set's source defines
-// before it includes this:
+// Products with quantised matrices (panels.h), written once for a type P. Each instruction set's source defines P before
+// it includes this:
 //   TOKENS             of a tile, at most 8: as many as registers allow
 //   STEP               inputs of one token that lie side by side in a tile: 4 or 8
 //   Floats             sixteen f32, one for each output of a panel; zero(), store(at, v), store_some(at, v, n) for n < 16

@@ -1,4 +1,5 @@
-// What the panel kernels of AVX2 and later share (panels.inl). To be included where AVX2, FMA and F16C are enabled.
+// The part that panel kernels of AVX2 and later share (panels.inl). To be included where AVX2, FMA and F16C are
+// enabled.
 
 #include <immintrin.h>
 

@@ -1,4 +1,4 @@
-// Sixteen outputs as two vectors of eight (panels.inl): what AVX2 and AVX-VNNI share. What differs is a type Integers:
+// Sixteen outputs as two vectors of eight (panels.inl), which AVX2 and AVX-VNNI share. What differs is a type Integers:
 //   codes8(stored)     eight-bit codes of eight outputs and four inputs, as Sum<8> likes them; Sum<4> takes them as they
 //                      are, one to a byte
 //   Sum<BITS>          of one token and eight outputs: start(correction), add(codes, x) with the token's four q repeated,

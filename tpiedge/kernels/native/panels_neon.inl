@@ -1,4 +1,4 @@
-// What the panel kernels of all 64-bit Arm CPUs share (panels.inl): sixteen outputs as four vectors of four.
+// The part that panel kernels of all 64-bit Arm CPUs share (panels.inl): sixteen outputs as four vectors of four.
 
 #include <arm_neon.h>
 #include <string.h>

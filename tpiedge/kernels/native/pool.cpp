@@ -1,3 +1,4 @@
+// Implements pool.h.
 #include "pool.h"
 
 #include <chrono>

@@ -1,3 +1,4 @@
+// The kernels for any CPU: portable.inl with kernels.inl.
 #include "portable.inl"
 
 #include "kernels.inl"

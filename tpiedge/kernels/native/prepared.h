@@ -1,4 +1,4 @@
-// What formats other than q8 and q4 need before a product: scales in f32, and codes as bytes (panels.py has each layout).
+// Prepares formats other than q8 and q4 for a product: scales in f32, and codes as bytes (panels.py has each layout).
 #ifndef TPIEDGE_PREPARED_H
 #define TPIEDGE_PREPARED_H
 

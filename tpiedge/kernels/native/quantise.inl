@@ -1,4 +1,4 @@
-// From numbers to panels of integers with scales, written once for a type V that each instruction set's source defines:
+// Quantises numbers to panels of integers with scales. Each instruction set's source defines a type V first:
 //   LANES                                the numbers of a vector
 //   Floats, Ints, Halves                 vectors of LANES f32, i32, u16, which GCC and Clang know on any machine
 //   max(a, b), min(a, b)                 a where it is the greater, or less; else b

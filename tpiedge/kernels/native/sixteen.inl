@@ -1,5 +1,5 @@
-// Vectors of sixteen floats, made of those that an instruction set has (V as in kernels.inl): what is summed over a row is
-// summed in the same order everywhere, every multiplication and addition fused, and so has the same bits.
+// Vectors of sixteen floats, made of those that an instruction set has (V as in kernels.inl). What is summed over a row
+// is summed in the same order everywhere, every multiplication and addition fused, and so has the same bits.
 //
 // Beside V's operations:
 //   sum    of lanes i and i + 8, of those i and i + 4, i and i + 2, i and i + 1

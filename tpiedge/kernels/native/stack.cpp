@@ -1,4 +1,4 @@
-// All blocks of quantised matrices one after the other, for a node that shares them with no other.
+// Computes all layers in one call, for a node that has every share of quantised matrices.
 #include <chrono>
 
 #include "context.h"

@@ -1,5 +1,5 @@
-// What an x86 CPU has that __builtin_cpu_supports knows only in newer compilers. That the system keeps the registers
-// follows from AVX2.
+// Detects what an x86 CPU has that __builtin_cpu_supports knows only in newer compilers. That the system keeps the
+// registers follows from AVX2.
 #ifndef TPIEDGE_X86_FEATURES_H
 #define TPIEDGE_X86_FEATURES_H
 

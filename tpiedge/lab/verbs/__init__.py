@@ -1,1 +1,1 @@
-"""The commands bench, eval, testbed and trace. `flags` has shared flags."""
+"""The commands bench, eval, testbed and trace."""

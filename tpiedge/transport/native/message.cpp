@@ -1,3 +1,4 @@
+// Implements message.h.
 #include "message.h"
 
 #include <errno.h>

@@ -1,3 +1,4 @@
+// Implements reducer.h.
 #include "reducer.h"
 
 #include <string.h>

@@ -1,3 +1,4 @@
+// Implements wire.h.
 #include "wire.h"
 
 #include <string.h>

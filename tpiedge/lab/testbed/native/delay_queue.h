@@ -1,4 +1,4 @@
-// What is to happen, earliest first; of what is due at the same time, what was put in first.
+// A queue of events by due time, first in first out at the same time.
 #ifndef TPIEDGE_DELAY_QUEUE_H
 #define TPIEDGE_DELAY_QUEUE_H
 

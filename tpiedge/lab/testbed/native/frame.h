@@ -1,4 +1,4 @@
-// Reading a frame of a TAP device with IFF_VNET_HDR: where it goes, and the packets that it stands for.
+// Parses a frame of a TAP device with IFF_VNET_HDR: where it goes, and the packets that it stands for.
 #ifndef TPIEDGE_FRAME_H
 #define TPIEDGE_FRAME_H
 

@@ -1,3 +1,4 @@
+// Implements switch.h.
 #ifdef __linux__
 
 #include "switch.h"
