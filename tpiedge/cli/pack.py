@@ -4,6 +4,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -70,7 +71,8 @@ def pack(
         )
         kept, search = {} if layers else usual.kept, flags["search"]
         layers = layers or usual.layers
-        return Storage.of(layers, tied=tied, embedding=embedding, head=head, search=search, kept=kept)
+        stored = Storage.of(layers, tied=tied, embedding=embedding, head=head, search=search)
+        return replace(stored, kept=kept)
 
     out, name, cache, source_bytes = flags["out"], flags["name"], flags["cache"], None
     _check_name(name, out)

@@ -43,8 +43,8 @@ class FoundModel:
 
 @dataclass(frozen=True)
 class StoredPack:
-    """A pack of the cache. `precision` and `nbytes` are None if unreadable. `used_s`, its last use, is in seconds since
-    1970. `rounded` says which of its source's matrices were rounded."""
+    """A pack of the cache. `precision` and `nbytes` are None if unreadable. `used_s`, its last use, is in Unix seconds.
+    `rounded` says which of its source's matrices were rounded."""
 
     path: Path
     name: str

@@ -11,7 +11,7 @@
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
 
@@ -291,7 +291,6 @@ class Storage:
         embedding: Precision | None = None,
         head: Precision | None = None,
         search: bool = True,
-        kept: Mapping[str, Precision] = MappingProxyType({}),
     ) -> "Storage":
         """Fills in the precisions that are None. If `tied` is true, the head and the embedding are one matrix."""
         usual = Precision.Q8 if layers.quantised else layers
@@ -303,7 +302,7 @@ class Storage:
         head = head or usual
         if layers.quantised and Precision.Q4 not in (layers, embedding, head):
             search = True  # the default: eight bits leave nothing to search for
-        return Storage(layers, embedding, head, search, kept=dict(kept))
+        return Storage(layers, embedding, head, search)
 
     @staticmethod
     def keeping(
@@ -318,7 +317,7 @@ class Storage:
             weights[own[matrix.source]] += matrix.rows * matrix.cols
         usual = weights.most_common(1)[0][0]
         kept = {source: stored for source, stored in own.items() if stored is not usual}
-        return Storage.of(usual, tied=spec.tied, embedding=embedding, head=head, kept=kept)
+        return replace(Storage.of(usual, tied=spec.tied, embedding=embedding, head=head), kept=kept)
 
     def of_blob(self, key: int | str) -> Precision:
         return {"embedding": self.embedding, "head": self.head}.get(str(key), self.layers)
