@@ -107,6 +107,7 @@ def test_gguf_of_the_hub_is_pulled_run_and_removed(
     assert [one["source"] for one in listed["packs"] if one["name"] == "boat-q8"] == [f"{GGUF}:Q8_0"]
     shown = json.loads(here("show", f"{GGUF}:Q8_0", "--json").out)
     assert (shown["repo"], shown["quant"], len(shown["packs"])) == (GGUF, "Q8_0", 1)
+    assert 0 < shown["layer_bytes_per_node"]["keep"]["2"] == shown["layer_bytes_per_node"]["q8"]["2"]
     assert here("pack", "demo").status == 0
     assert "nothing of 'org/none'" in here("rm", "demo", "org/none", "--yes").err
     assert here("rm", "demo", f"{GGUF}:Q8_0", "--yes").status == 0

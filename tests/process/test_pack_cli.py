@@ -68,7 +68,9 @@ def test_quantised_pack_reports_its_quality_loss(here, tpiedge, references, tmp_
 
     unpacked = here("unpack", tmp_path / "pack", tmp_path / "back")
     assert unpacked.status == 0, unpacked.err
-    assert unpacked.err.splitlines() == ["note: quantised weights are exported in f32 with their rounding"]
+    assert unpacked.err.splitlines() == [
+        "note: quantised matrices are exported in f32, as the numbers that they stand for"
+    ]
     source, back = tensors(folder), tensors(tmp_path / "back")
     assert back.keys() == source.keys()
     stored = {tensor["tensor"]: tensor for tensor in quality["tensors"]}

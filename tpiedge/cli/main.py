@@ -24,7 +24,8 @@ VERBS = {
     "pack": ("cli.pack:pack", "Convert MODEL (or random weights) to a pack, the format that nodes read."),
     "unpack": (
         "cli.pack:unpack",
-        "Write the pack MODEL back as a Hugging Face checkpoint in the new folder OUT, bit for bit; q8 and q4 as f32.",
+        "Write the pack MODEL back as a Hugging Face checkpoint in the new folder OUT, bit for bit; "
+        "quantised matrices as f32, which is exact.",
     ),
     "import-gguf": (
         "cli.pack:import_gguf",

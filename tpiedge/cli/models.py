@@ -6,9 +6,10 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import click
@@ -18,7 +19,7 @@ from tpiedge.cli.model_names import HUB_MODEL, MODEL
 from tpiedge.cli.options import cache_option, together
 from tpiedge.cli.pulling import pull_shown
 from tpiedge.errors import UserError
-from tpiedge.kernels.panels import GROUP
+from tpiedge.kernels.panels import PanelShape
 from tpiedge.local import catalogue
 from tpiedge.model.config import ModelConfig
 from tpiedge.model.folder import has_file
@@ -38,7 +39,7 @@ _usual_options = together(json_option, cache_option)
 
 def _card(name: str, cache: Path | None) -> dict[str, Any]:
     """Returns a model's facts. The fact `path` is None if this computer lacks the model's files. Raises UserError."""
-    hub_name = parse_hub_name(name)
+    hub_name, kept = parse_hub_name(name), None
     alias = find_alias(name) or next(
         filter(lambda one: parse_hub_name(one.name) == hub_name, aliases().values()), None
     )
@@ -55,16 +56,17 @@ def _card(name: str, cache: Path | None) -> dict[str, Any]:
         if found.kind == "checkpoint":
             config = ModelConfig.open(path)
         elif found.kind == "GGUF file":
-            config = GgufModel.open(path).config
+            gguf = GgufModel.open(path)
+            config, kept = gguf.config, gguf.storage(None)
         else:
             config, name = config_of_pack(Pack.open(path)), catalogue.load_label(path).name
     spec = model_spec(config)
-    layers = {one: sum(_nbytes(layer, one) for layer in spec.layers) for one in CHOICES}
-    others = {
-        one: _nbytes(spec.embedding, storage_of(one, spec).embedding)
-        + _nbytes(spec.head, storage_of(one, spec).head)
-        for one in CHOICES
-    }
+    layers, sizes = dict[str, int](), dict[str, int]()
+    for stored in [*([kept] if kept else []), *(storage_of(one, spec) for one in CHOICES)]:
+        label = "keep" if stored is kept else stored.layers.value
+        layers[label] = sum(_nbytes(layer, stored.layers, stored.kept) for layer in spec.layers)
+        others = _nbytes(spec.embedding, stored.embedding) + _nbytes(spec.head, stored.head)
+        sizes[label] = layers[label] + others
     shape = ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "intermediate_size")
     return {
         "model": name,
@@ -80,9 +82,9 @@ def _card(name: str, cache: Path | None) -> dict[str, Any]:
         "context_tokens": config.max_position_embeddings,
         "dtype": config.dtype,
         "parameters": sum(map(_numbers, (*spec.layers, spec.embedding, spec.head))),
-        "nbytes": {one.value: layers[one] + others[one] for one in CHOICES},
+        "nbytes": sizes,
         "layer_bytes_per_node": {
-            one.value: {str(nodes): layers[one] // nodes for nodes in (1, 2, 4, 8)} for one in CHOICES
+            one: {str(nodes): nbytes // nodes for nodes in (1, 2, 4, 8)} for one, nbytes in layers.items()
         },
         "path": str(path) if path else None,
         "packs": [str(pack) for pack in packs],
@@ -125,12 +127,18 @@ def _numbers(blob: BlobSpec) -> int:
     )
 
 
-def _nbytes(blob: BlobSpec, precision: Precision) -> int:
-    """Returns the bytes of numbers and scales, without padding."""
-    vectors = sum(vector.length for vector in blob.vectors)
-    weights = _numbers(blob) - vectors
-    scales = weights // GROUP * 16 if precision.quantised else 0
-    return (weights * precision.bits + scales + vectors * precision.of_vectors.bits) // 8
+def _nbytes(
+    blob: BlobSpec, precision: Precision, kept: Mapping[str, Precision] = MappingProxyType({})
+) -> int:
+    """Returns the bytes of numbers and scales, without padding of units. `kept` as in Storage."""
+    nbytes = sum(vector.length for vector in blob.vectors) * precision.of_vectors.bits // 8
+    for matrix in blob.matrices:
+        stored = kept.get(matrix.source, precision)
+        if stored.quantised:
+            nbytes += PanelShape(stored.format, *matrix.source_shape).nbytes
+        else:
+            nbytes += matrix.rows * matrix.cols * stored.bits // 8
+    return nbytes
 
 
 def _pull_bytes(alias: Alias) -> int:

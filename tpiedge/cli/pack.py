@@ -148,9 +148,10 @@ def import_gguf(
 ) -> None:
     """Convert a Llama or Qwen model in a GGUF FILE to a pack, with its tokenizer.
 
-    Without --precision, every matrix keeps its type. Matrices of types that kernels lack (Q2_K, Q3_K, IQ4_XS) are
-    rounded to q8; the command says so. Norms and biases are never rounded. `run` and `master` also take FILE. They
-    import FILE into the cache the first time."""
+    Without --precision, every matrix keeps its type. These are rounded to q8, and the command says so: types that
+    kernels lack (Q2_K, Q3_K, IQ4_XS), row-parallel matrices whose heads cut blocks, and, beside quantised layers, F32,
+    F16 and BF16 matrices of layers and a head in F32 or F16. An untied embedding in F32 or F16 becomes bf16. Norms and
+    biases are never rounded. `run` and `master` also take FILE. They import FILE into the cache the first time."""
     _check_name(name, out)
     if not file.exists() and (found := find_model(str(file), cache)).kind == "GGUF file":
         file = found.path
@@ -178,7 +179,9 @@ def unpack(model_name: str, out: Path, cache: Path | None) -> None:
     found = Pack.open(path)
     files = export_safetensors(found, out)
     if found.precision.quantised:
-        click.echo("note: quantised weights are exported in f32 with their rounding", err=True)
+        click.echo(
+            "note: quantised matrices are exported in f32, as the numbers that they stand for", err=True
+        )
     text = path / TEXT_FOLDER
     if text.is_dir():
         keep_text_files(text, out)

@@ -1,4 +1,4 @@
-"""Draws tokens from logits on rank 0, in the order of Hugging Face's processors and warpers:
+"""Chooses tokens from logits on rank 0. The order is that of Hugging Face's processors and warpers:
 
 1. the logit bias is added;
 2. tokens of prompt and answer get the repetition penalty, which divides positive scores and multiplies negative scores;

@@ -2,6 +2,7 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from tpiedge.model.folder import ConfigFields, parse_json
 from tpiedge.pack.layout import Storage
 from tpiedge.pack.panel_writer import Quality
 from tpiedge.pack.quantised import WORD, BlockTensor, Int4Tensor, cut_at_blocks, holds_exactly
-from tpiedge.pack.source import SourceTensor, StoredTensor
+from tpiedge.pack.source import OpenFiles, SourceTensor, StoredTensor
 from tpiedge.pack.specs import ModelSpec, Precision
 from tpiedge.sanitise import quote
 from tpiedge.units import counted
@@ -44,23 +45,14 @@ class Quantisation:
         """Whether the inputs of a group may lie apart."""
         return self.act_order and self.group is not None
 
-    @property
-    def precision(self) -> Precision:
-        """The smallest precision that adds little or no error."""
-        if self.is_apart or (not self.symmetric and (self.group or GROUP) % GROUP):
-            return Precision.Q8
-        return Precision.Q4 if self.symmetric else Precision.Q4_ZERO
-
     def storage(self, tensors: Mapping[str, StoredTensor], spec: ModelSpec) -> Storage:
-        """Returns the storage of a checkpoint that rounds fewest weights."""
-        if self.precision is not Precision.Q4_ZERO:
-            return Storage.of(self.precision, tied=spec.tied)
-        own = {}
-        for matrix in (matrix for layer in spec.layers for matrix in layer.matrices):
-            tensor = tensors.get(matrix.source)
-            exact = isinstance(tensor, Int4Tensor) and tensor.scales.dtype == "F16"
-            exact = exact and cut_at_blocks(matrix, GROUP)
-            own[matrix.source] = Precision.Q4_ZERO if exact else Precision.Q8
+        """Returns the storage of a checkpoint that rounds fewest weights. Raises UserError, ReadFault."""
+        usual, own = Precision.Q4 if self.symmetric else Precision.Q4_ZERO, {}
+        with closing(OpenFiles()) as files:
+            for matrix in (matrix for layer in spec.layers for matrix in layer.matrices):
+                tensor = tensors.get(matrix.source)
+                kept = isinstance(tensor, Int4Tensor) and cut_at_blocks(matrix, GROUP) and tensor.fits(files)
+                own[matrix.source] = usual if kept else Precision.Q8
         return Storage.keeping(spec, own)
 
     @staticmethod

@@ -122,7 +122,8 @@ def load_manifest(pack: Path) -> Manifest:
     try:
         return _parse(json.loads(data))
     except msgspec.ValidationError as error:
-        known = f" ({', '.join(one.value for one in Precision)})" if "`$.precision" in str(error) else ""
+        is_type = any(field in str(error) for field in ("`$.precision", "`$.kept["))
+        known = f" ({', '.join(one.value for one in Precision)})" if is_type else ""
         raise UserError(f"{path}: {sanitised_line(error, 200)}{known}: pack again") from None
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is not JSON ({error}): pack again") from None

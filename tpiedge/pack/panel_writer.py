@@ -23,6 +23,7 @@ from tpiedge.kernels.quantise import CannotQuantise, QuantisationError, quantise
 from tpiedge.pack.dtypes import NUMPY
 from tpiedge.pack.files import Closable, open_regular
 from tpiedge.pack.layout import PanelLayout
+from tpiedge.pack.quantised import cut_at_blocks
 from tpiedge.pack.source import TensorSource
 from tpiedge.pack.specs import CHOICES, JSON, Precision
 
@@ -145,10 +146,12 @@ def _read(matrix: PanelLayout, units: range, source: TensorSource) -> Array | Co
         if codes is not None:
             return codes
     if matrix.precision not in CHOICES:
+        cause = "the units cut the tensor's blocks; pack with --precision q8"
+        if cut_at_blocks(matrix, GROUP):
+            cause = "a scale is NaN or infinite; repair the file or download it again"
         raise UserError(
             f"tensor {matrix.source}, units {units.start} to {units.stop - 1} of {matrix.units} cannot be kept as "
-            f"{matrix.precision.value}: a scale is NaN or infinite, or the units cut the tensor's blocks; pack with "
-            "--precision q8, or repair the checkpoint"
+            f"{matrix.precision.value}: {cause}"
         )
     return source.read(matrix.source, rows, cols)
 

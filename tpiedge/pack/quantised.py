@@ -251,16 +251,14 @@ class Int4Tensor(msgspec.Struct, frozen=True):
 
     def codes(self, files: OpenFiles, rows: range, cols: range, form: PanelFormat) -> Codes | None:
         groups = self._groups(files)[cols.start : cols.stop]
+        if not _whole(groups):
+            return None
         firsts = groups[::GROUP]
-        if not np.array_equal(np.repeat(firsts, GROUP)[: len(groups)], groups):
-            return None
         scales, zeros = self._scales(files, rows)[:, firsts], self._zeros(files, rows)[:, firsts]
-        with np.errstate(over="ignore"):
-            halves = scales.astype(np.float16)
-        if not np.array_equal(halves.astype(np.float32), scales) or not np.isfinite(halves).all():
+        if not _are_halves(scales):
             return None
-        records = np.zeros(halves.shape, form.scales.dtype)
-        records["s"] = halves
+        records = np.zeros(scales.shape, form.scales.dtype)
+        records["s"] = scales
         codes = self._codes(files, rows, cols)
         if form is FORMATS["q4_zero"]:
             records["z"] = zeros
@@ -270,6 +268,13 @@ class Int4Tensor(msgspec.Struct, frozen=True):
         elif form is not FORMATS["q4"] or (zeros != form.offset).any():
             return None
         return Codes(form, codes, records)
+
+    def fits(self, files: OpenFiles) -> bool:
+        """Whether panels of 4 bits can have the groups and the scales. Scales in f16 are not read."""
+        is_f16 = self.scales.dtype == "F16"
+        return _whole(self._groups(files)) and (
+            is_f16 or _are_halves(self._scales(files, range(self.shape[0])))
+        )
 
     def _codes(self, files: OpenFiles, rows: range, cols: range) -> Array:
         if self.scheme == "awq":
@@ -299,6 +304,17 @@ class Int4Tensor(msgspec.Struct, frozen=True):
         if groups.min() < 0 or groups.max() >= self.scales.shape[0]:
             raise UserError(f"{part.file}: g_idx names a group that is not there; download the model again")
         return groups
+
+
+def _whole(groups: Array) -> bool:
+    """Whether every GROUP inputs share a group."""
+    return np.array_equal(np.repeat(groups[::GROUP], GROUP)[: len(groups)], groups)
+
+
+def _are_halves(scales: Array) -> bool:
+    with np.errstate(over="ignore"):
+        halves = scales.astype(np.float16)
+    return np.array_equal(halves.astype(np.float32), scales) and bool(np.isfinite(halves).all())
 
 
 def _unpack_outputs(

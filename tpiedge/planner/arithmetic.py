@@ -32,7 +32,7 @@ def check_compute(stored: Precision, compute: Compute) -> None:
 
 def check_native(stored: Precision, compute: Compute, kv: KVPrecision) -> None:
     """Raises UserError if this computer lacks native kernels for these precisions."""
-    weights = (f"weights in {stored.value}", "--precision bf16")
+    weights = (f"weights in {stored.value}", "--precision bf16 (or --compute f32)")
     keys = (f"keys and values in {kv}", "--kv-precision bf16")
     quantised = [weights] * (compute == "int8") + [keys] * (kv not in _NUMBERS)
     missing = why_missing() if quantised else ""

@@ -12,6 +12,7 @@ from tests.unit.model.int4_files import Int4Checkpoint, exported
 from tpiedge.errors import UserError
 from tpiedge.model.checkpoint import Checkpoint
 from tpiedge.model.spec import model_spec
+from tpiedge.pack.layout import Storage
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.source import TensorSource
 from tpiedge.pack.specs import Precision
@@ -50,21 +51,39 @@ def test_int4_import_is_lossless(tmp_path: Path, method: str, group: int, symmet
 
 
 @pytest.mark.parametrize(
-    ("changes", "layers", "kept"),
+    ("changes", "kept"),
     [
-        ({"group": 16}, "q8", {}),  # groups of panels have 32 inputs
-        ({"scale_dtype": np.float32}, "q8", {}),  # panels have scales in f16
-        ({"hidden": 96, "heads": 4, "head_dim": 24}, "q4_zero", {"o": "q8"}),  # heads cut groups
+        ({"group": 16}, None),  # groups of panels have 32 inputs
+        ({"group": 48}, None),
+        ({"scale_dtype": np.float32}, None),  # panels have scales in f16
+        ({"hidden": 96, "heads": 4, "head_dim": 24}, {"o": "q8"}),  # heads cut groups
+        ({"act_order": True}, None),
+        ({"act_order": True, "quantization": {"desc_act": False}}, None),  # the table decides
+        ({"act_order": True, "group": -1}, {}),
     ],
 )
-def test_zero_points_that_panels_cannot_hold_become_q8(
-    tmp_path: Path, changes: dict[str, Any], layers: str, kept: dict[str, str]
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_matrices_that_4_bits_cannot_hold_become_q8(
+    tmp_path: Path, changes: dict[str, Any], kept: dict[str, str] | None, symmetric: bool
 ) -> None:
-    Int4Checkpoint(**changes).write(tmp_path / "m")
-    pack, _ = packed(tmp_path / "m")
+    numbers = Int4Checkpoint(symmetric=symmetric, **changes).write(tmp_path / "m")
+    pack, back = packed(tmp_path / "m")
+    layers = "q8" if kept is None else "q4" if symmetric else "q4_zero"
     assert pack.precision.value == layers
     found = {m.name: m.precision.value for m in pack.layout(0).matrices if m.precision is not pack.precision}
-    assert found == kept
+    assert found == (kept or {})
+    for name in (name for name in numbers if "proj" in name):
+        np.testing.assert_allclose(back[name], numbers[name], atol=np.abs(numbers[name]).max() / 127)
+
+
+def test_wider_scales_that_f16_can_hold_are_kept(tmp_path: Path) -> None:
+    numbers = Int4Checkpoint().write(tmp_path / "m")
+    path = tmp_path / "m" / "model.safetensors"
+    wide = {k: v.astype(np.float32) if k.endswith("scales") else v for k, v in load_file(path).items()}
+    save_file(wide, path)
+    pack, back = packed(tmp_path / "m")
+    assert pack.storage == Storage.of(Precision.Q4_ZERO, tied=False)
+    assert_layers(back, numbers)
 
 
 def test_gptq_v2_zero_points_have_no_offset(tmp_path: Path) -> None:

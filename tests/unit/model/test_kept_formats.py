@@ -28,6 +28,7 @@ from tpiedge.pack.quantised import BLOCKS, FORMAT_OF, BlockTensor
 from tpiedge.pack.reader import verify_pack
 from tpiedge.pack.source import TensorSource
 from tpiedge.pack.specs import BlobSpec, MatrixSpec, Precision
+from tpiedge.pack.writer import write_pack
 from tpiedge.planner.needs import model_facts
 
 Q8, Q4, Q4_K, Q6_K = Precision.Q8, Precision.Q4, Precision.Q4_K, Precision.Q6_K
@@ -191,12 +192,22 @@ def test_scale_that_is_no_number_is_refused_by_name(tmp_path: Path, kind: str, a
     path = tiny({"": kind}).write(tmp_path / "f.gguf")
     change(path, DOWN, at, data)
     with pytest.raises(
-        UserError, match=rf"{DOWN}, .* cannot be kept as {kind.lower()}: .*NaN.*--precision"
+        UserError, match=rf"{DOWN}, .* cannot be kept as {kind.lower()}: .*NaN.*; repair the file or download"
     ) as caught:
         packed(path, None, tmp_path)
     assert "\n" not in str(caught.value)
     with pytest.raises(UserError, match=rf"{DOWN}, row 0 has a weight that is not a finite number"):
         packed(path, Q8, tmp_path)
+
+
+def test_units_that_cut_blocks_are_refused_by_name(tmp_path: Path) -> None:
+    model = GgufModel.open(tiny({"": "Q4_K"}, heads=16, head_dim=80).write(tmp_path / "f.gguf"))
+    with closing(TensorSource(model.tensors)) as source, pytest.raises(UserError) as caught:
+        write_pack(model_spec(model.config), source, Storage(Q4_K, Q4_K, Q4_K), tmp_path / "pack")
+    assert "o_proj" in str(caught.value)
+    assert str(caught.value).endswith(
+        "cannot be kept as q4_k: the units cut the tensor's blocks; pack with --precision q8"
+    )
 
 
 def test_zero_super_scales_are_kept(tmp_path: Path) -> None:

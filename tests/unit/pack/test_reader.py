@@ -134,7 +134,10 @@ def test_a_hostile_manifest_is_a_users_error(make_pack, change, complaint):
         ({"search": 1}, r"got `int` - at `\$\.search`"),
         ({"vectors": ["f32"]}, r"got `array` - at `\$\.vectors`"),
         ({"vectors": "bf16"}, r"'bf16' - at `\$\.vectors`"),
-        ({"kept": {"model.layers.0.q_proj.weight": "q3"}}, r"'q3' - at `\$\.kept\[\.\.\.\]`"),
+        (
+            {"kept": {"model.layers.0.q_proj.weight": "q3"}},
+            r"'q3' - at `\$\.kept\[\.\.\.\]` \(f32, .*mxfp4\)",
+        ),
         ({"kept": {"model.layers.0.q_proj.weight": "bf16"}}, "in bf16 in layers of q4"),
         ({"kept": {"model.layers.0.q_proj.weight": "q4"}}, "in q4 in layers of q4"),
         ({"kept": {"lm_head.weight": "q4_k"}}, "no layer has the matrix 'lm_head.weight'"),

@@ -41,12 +41,12 @@ def test_parts_that_differ_between_machines_are_named(layers: Precision) -> None
     [
         (Precision.F32, "f32", ""),
         (Precision.BF16, "bf16", ""),
-        (Precision.Q4, "bf16", "weights in q4{}--precision bf16"),
+        (Precision.Q4, "bf16", "weights in q4{}--precision bf16 (or --compute f32)"),
         (Precision.BF16, "q8", "keys and values in q8{}--kv-precision bf16"),
         (
             Precision.Q8,
             "q4",
-            "weights in q8 and keys and values in q4{}--precision bf16 and --kv-precision bf16",
+            "weights in q8 and keys and values in q4{}--precision bf16 (or --compute f32) and --kv-precision bf16",
         ),
     ],
 )
