@@ -2,9 +2,10 @@
 
     .venv/bin/python tools/bench_peers.py transformers CHECKPOINT --precision bf16 [--compute bf16] [--threads 2]
     .venv/bin/python tools/bench_peers.py offload [--precision q4] [--json] [--limits 60%,90%] [--repeats 5]
-    .venv/bin/python tools/bench_peers.py decode [--shapes 1.1b,7b] [--precisions q4,q8] [--threads 1,2] [--repeats 5]
+    .venv/bin/python tools/bench_peers.py decode [--shapes 1.1b,8b] [--precisions q4,q4_k_m] [--threads 1,2] [--json]
     .venv/bin/python tools/bench_peers.py decode --testbed pair --threads 1 [--wire int8] [--prompt-tokens 128]
     .venv/bin/python tools/bench_peers.py serve [--streams 1,4,16] [--precision q4] [--threads 2] [--repeats 5]
+    .venv/bin/python tools/bench_peers.py agreement --model FILE.gguf [--text FILE] [--context 512] [--compute f32]
     .venv/bin/python tools/bench_peers.py allreduce [--testbed paper-8] [--nodes 2,4,8] [--bytes 4]
 
 transformers: both hold the same weights at the same time and answer in alternation (A B A B ...), so that a noisy
@@ -16,15 +17,20 @@ eight; each in a fresh process under the same limit of a control group, which co
 with the disk's own rate measured between. The others are installed and built on the first run, which takes about ten
 minutes. Linux, root.
 
-decode: llama.cpp against one node of tpiedge with equal bits (Q4_0 and q4, Q8_0 and q8) and threads, all weights in
-memory: tokens per second of a prompt and of an answer. Random weights of real shapes are written for it and removed
-afterwards; the 7B shape takes up to 8 GB of disk and 16 GB of memory. Where it fails or is interrupted, what was
-measured before is printed all the same, with the error. With --testbed (Linux, root) both use two of its devices:
-tpiedge two nodes, llama.cpp its RPC server with half of the layers.
+decode: llama.cpp against one node of tpiedge with equal bits (Q4_0 and q4, Q8_0 and q8, the same Q4_K_M file) and
+threads, all weights in memory: tokens per second of prompts and of an answer, bytes of weights, and whether the ratios
+meet their bounds. Random weights of real shapes are written for it and removed afterwards; the 7B and 8B shapes take up
+to 18 GB of disk and as much memory. Where it fails or is interrupted, what was measured before is printed all the same,
+with the error. With --testbed (Linux, root) both use two of its devices: tpiedge two nodes, llama.cpp its RPC server
+with half of the layers.
 
 serve: llama-server against `tpiedge master`, many streams at once, with equal bits and threads: both run, and are asked
 in alternation over HTTP by one client. Random weights as for decode. Tokens per second in all, and while all streams
 received an answer; the rate of a prompt alone comes from the same repeat.
+
+agreement: the logits of llama.cpp and of tpiedge for the same GGUF file and the same tokens of a text: how often the
+likeliest tokens are equal, and the Kullback-Leibler divergence of llama.cpp's probabilities from tpiedge's. Each
+document of the text (a form feed ends one) is read by itself, up to --context tokens.
 
 allreduce: torch.distributed's gloo against tpiedge, one process per rank and both over the same links: those of a
 testbed (Linux, root), or loopback.
@@ -50,7 +56,7 @@ from tools.peers.serve import compare_serve
 from tools.peers.table import table
 from tpiedge.errors import TpiedgeError
 from tpiedge.host.device import default_threads
-from tpiedge.wire.fields import CollectiveChoice, WirePrecision
+from tpiedge.wire.fields import CollectiveChoice, Compute, WirePrecision
 
 _INTERRUPTED = 130
 
@@ -76,6 +82,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_offload(verbs.add_parser("offload", help="decode of a model larger than its memory"))
     _add_decode(verbs.add_parser("decode", help="prefill and decode with quantised weights"))
     _add_serve(verbs.add_parser("serve", help="many streams at once, over HTTP"))
+    _add_agreement(verbs.add_parser("agreement", help="logits for a text, from the same GGUF file"))
     _add_allreduce(verbs.add_parser("allreduce", help="sums over a network"))
     return parser
 
@@ -120,17 +127,23 @@ def _add_offload(verb: argparse.ArgumentParser) -> None:
 
 def _add_decode(verb: argparse.ArgumentParser) -> None:
     verb.set_defaults(compare=_decode)
-    verb.add_argument("--shapes", type=_names_of(SHAPES), default=("1.1b",), help="1.1b,7b [default: 1.1b]")
     verb.add_argument(
-        "--precisions", type=_names_of(PRECISIONS), default=("q4", "q8"), help="[default: q4,q8]; bf16, too"
+        "--shapes", type=_names_of(SHAPES), default=("1.1b",), help="1.1b,7b,8b [default: 1.1b]"
+    )
+    verb.add_argument(
+        "--precisions",
+        type=_names_of((*PRECISIONS, "q4_k_m")),
+        default=("q4", "q8", "q4_k_m"),
+        help="[default: q4,q8,q4_k_m]; bf16, too",
     )
     verb.add_argument("--threads", type=_counts, help="like 1,2 [default: 1, and all cores]")
     verb.add_argument("--testbed", help="its name or file; on two of its devices [default: one machine]")
     verb.add_argument(
         "--wire", choices=get_args(WirePrecision), default="f32", help="what travels [default: f32]"
     )
-    verb.add_argument("--prompt-tokens", type=_positive, default=512)
+    verb.add_argument("--prompt-tokens", type=_counts, default=(256, 512), help="[default: 256,512]")
     verb.add_argument("--tokens", type=_positive, default=64, help="of an answer [default: 64]")
+    verb.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     _add_repeats(verb)
 
 
@@ -157,6 +170,22 @@ def _add_serve(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--options", default="", help="more flags of 'tpiedge master', in one word")
     verb.add_argument("--llama-options", default="", help="more flags of llama-server, in one word")
     _add_repeats(verb)
+
+
+def _add_agreement(verb: argparse.ArgumentParser) -> None:
+    verb.set_defaults(compare=_agreement)
+    verb.add_argument("--model", type=Path, required=True, help="a GGUF file with a tokenizer")
+    verb.add_argument("--text", type=Path, help="in UTF-8 [default: the held-out stories of the demo model]")
+    verb.add_argument(
+        "--context", type=_positive, default=512, help="most tokens of a document [default: 512]"
+    )
+    verb.add_argument("--documents", type=_positive, help="at most [default: all]")
+    verb.add_argument("--compute", choices=get_args(Compute), help="tpiedge's arithmetic [default: usual]")
+    verb.add_argument("--threads", type=_positive, default=default_threads(), help="[default: all cores]")
+    verb.add_argument("--cache", type=Path)
+    verb.add_argument(
+        "--work", type=Path, default=user_cache_path("tpiedge") / "peers", help="keeps what was installed"
+    )
 
 
 def _add_allreduce(verb: argparse.ArgumentParser) -> None:
@@ -224,6 +253,13 @@ def _decode(arguments: argparse.Namespace) -> int:
 
 def _serve(arguments: argparse.Namespace) -> int:
     compare_serve(arguments)
+    return 0
+
+
+def _agreement(arguments: argparse.Namespace) -> int:
+    from tools.peers.agreement import compare_agreement  # imports torch
+
+    print(json.dumps(compare_agreement(arguments), indent=2))
     return 0
 
 

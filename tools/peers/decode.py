@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from tpiedge.errors import PeerError
 from tpiedge.host.device import default_threads
+from tpiedge.host.process import cpu_name
 from tpiedge.lab.bench.figures import ask, spread
 from tpiedge.lab.testbed.running import emulated
 from tpiedge.local.cluster import LocalCluster, launch
@@ -33,8 +34,22 @@ from .random_gguf import write_random_gguf
 from .record import printed
 from .rpc_server import rpc_server
 from .spread import ratios
+from .table import decode_table
 
-_REQUIRED = {"prefill": 2.0, "decode": 1.0}
+
+def _bounds(prefill: float, decode: float) -> Mapping[str, float]:
+    return {"prefill 256": prefill, "prefill 512": prefill, "decode": decode}
+
+
+_REQUIRED = {
+    "bf16": _bounds(2.0, 1.0),
+    "q8": _bounds(3.3, 1.05),
+    "q4": _bounds(2.8, 1.05),
+    "q4_k_m": _bounds(1.7, 1.0),
+}
+"""Precision -> kind of speed -> the least ratio to llama.cpp's."""
+_MOST_BYTES = {"q4_k_m": 1.02}
+"""Precision -> the most bytes of weights, in parts of the file's tensors."""
 _REQUIRED_OF_TWO = {("7b", "q4"): {"decode": 1.2}}
 _DECODE_PROMPT = 1
 _DEADLINE_S = 900.0
@@ -45,21 +60,15 @@ _SENT = "rpc"
 
 Keep = Callable[[dict[str, Any]], None]
 """Takes what was found in one setting."""
-
-
-@dataclass(frozen=True)
-class Speed:
-    """The speed of one run, in tokens per second."""
-
-    prefill: float
-    decode: float
+Speed = Mapping[str, float]
+"""Maps "decode" and each "prefill N" of one run to tokens per second."""
 
 
 @dataclass(frozen=True)
 class _Work:
     program: Path
     folder: Path
-    prompt_tokens: int
+    prompt_tokens: tuple[int, ...]
     tokens: int
     repeats: int
     testbed: Devices | None
@@ -82,6 +91,7 @@ def compare_decode(arguments: argparse.Namespace) -> None:
     settings: list[dict[str, Any]] = []
     record = {
         "llama.cpp": VERSIONS["llama-cpp-python"],
+        "processor": cpu_name(),
         "prompt_tokens": arguments.prompt_tokens,
         "tokens": arguments.tokens,
         "repeats": arguments.repeats,
@@ -89,7 +99,7 @@ def compare_decode(arguments: argparse.Namespace) -> None:
         "wire": arguments.wire,
         "settings": settings,
     }
-    with printed(record, settings):
+    with printed(record, settings, None if arguments.json else decode_table):
         _compare_all(arguments, settings.append)
 
 
@@ -124,10 +134,10 @@ def _compare(shape: str, precision: str, threads: Sequence[int], work: _Work, ke
     gguf, pack = work.folder / "model.gguf", work.folder / "pack"
     print(f"{shape} {precision}: writing random weights for both", file=sys.stderr)
     try:
-        write_random_gguf(SHAPES[shape], precision, gguf)
+        gguf_bytes = write_random_gguf(SHAPES[shape], precision, gguf)
         random = ["pack", "--random", SHAPES[shape], "--distinct-layers", "2", "--precision", precision]
-        checked([str(TPIEDGE), *random, "--out", str(pack)])
-        gguf_bytes = gguf.stat().st_size
+        same = ["import-gguf", str(gguf)]
+        checked([str(TPIEDGE), *(same if precision == "q4_k_m" else random), "--out", str(pack)])
         for count in threads:
             setting = {"shape": shape, "precision": precision, "threads": count, "gguf_bytes": gguf_bytes}
             _alternate(setting, gguf, pack, work, keep)
@@ -145,7 +155,9 @@ def _alternate(setting: dict[str, Any], gguf: Path, pack: Path, work: _Work, kee
     name = "{shape} {precision}, {threads} threads".format_map(setting)
     rounds: list[tuple[Speed, Speed]] = []
     with _cluster(pack, setting["threads"], work) as (cluster, model, machines):
-        weight_bytes = sum(node.weight_bytes for node in cluster.stats())
+        weight_bytes = (
+            sum(node.weight_bytes for node in cluster.stats()) + model.pack.layout("embedding").nbytes
+        )
         _own_speed(cluster, model, work)  # warm-up; llama-bench has one of its own
         try:
             for repeat in range(work.repeats):
@@ -157,12 +169,15 @@ def _alternate(setting: dict[str, Any], gguf: Path, pack: Path, work: _Work, kee
             if rounds:
                 peer, own = zip(*rounds, strict=True)
                 found = report_of_setting(peer, own, _required(setting, work))
-                keep({**setting, **found, "rounds": len(rounds), "tpiedge_weight_bytes": weight_bytes})
+                size = size_of_setting(
+                    setting["gguf_bytes"], weight_bytes, _MOST_BYTES.get(setting["precision"])
+                )
+                keep({**setting, **found, "bytes": size, "rounds": len(rounds)})
 
 
 def _required(setting: dict[str, Any], work: _Work) -> Mapping[str, float]:
     if work.testbed is None:
-        return _REQUIRED
+        return _REQUIRED[setting["precision"]]
     return _REQUIRED_OF_TWO.get((setting["shape"], setting["precision"]), {})
 
 
@@ -174,7 +189,7 @@ def _cluster(
     model = prepare(str(pack), None, None, None)
     nodes = 1 if work.testbed is None else 2
     layout = Layout(nodes, None, threads, None, testbed=work.testbed, wire=work.wire)
-    capacity = max(work.prompt_tokens + 1, _DECODE_PROMPT + work.tokens + 1)
+    capacity = max(*(count + 1 for count in work.prompt_tokens), _DECODE_PROMPT + work.tokens + 1)
     plan = plan_cluster(model, layout, capacity)
     with ExitStack() as stack:
         places = () if work.testbed is None else stack.enter_context(work.testbed.places())
@@ -191,15 +206,17 @@ def _cluster(
 
 def _own_speed(cluster: LocalCluster, model: PreparedModel, work: _Work) -> Speed:
     """The same as llama-bench: a prompt without an answer, then tokens from an empty context on."""
-    prefill = ask(cluster, model, work.prompt_tokens, 1, keep=False)
+    found = {}
+    for count in work.prompt_tokens:
+        found[f"prefill {count}"] = count / ask(cluster, model, count, 1, keep=False).ttft_s
     decode = ask(cluster, model, _DECODE_PROMPT, work.tokens + 1, keep=False)
-    return Speed(work.prompt_tokens / prefill.ttft_s, 1 / (decode.s_per_token or float("inf")))
+    return found | {"decode": 1 / (decode.s_per_token or float("inf"))}
 
 
 def _peer_speed(gguf: Path, threads: int, work: _Work, machines: _Machines) -> Speed:
     flags = {
         "-m": gguf,
-        "-p": work.prompt_tokens,
+        "-p": ",".join(map(str, work.prompt_tokens)),
         "-n": work.tokens,
         "-r": 1,
         "-t": threads,
@@ -225,20 +242,20 @@ def _peer_speed(gguf: Path, threads: int, work: _Work, machines: _Machines) -> S
 
 
 def read_speed(out: str) -> Speed:
-    """Reads the output of `llama-bench -o json` with one test of each kind."""
+    """Reads the output of `llama-bench -o json` with one test of each length."""
     tests = json.loads(out)
-    (prefill,) = (test["avg_ts"] for test in tests if test["n_prompt"])
     (decode,) = (test["avg_ts"] for test in tests if test["n_gen"])
-    return Speed(prefill, decode)
+    prefill = {f"prefill {test['n_prompt']}": test["avg_ts"] for test in tests if test["n_prompt"]}
+    return {**prefill, "decode": decode}
 
 
 def report_of_setting(
-    peer: Sequence[Speed], own: Sequence[Speed], required: Mapping[str, float] = _REQUIRED
+    peer: Sequence[Speed], own: Sequence[Speed], required: Mapping[str, float]
 ) -> dict[str, object]:
     """Tokens per second of both, and how many times faster tpiedge was, round by round."""
     report: dict[str, object] = {}
-    for kind in ("prefill", "decode"):
-        theirs, ours = ([getattr(speed, kind) for speed in speeds] for speeds in (peer, own))
+    for kind in own[0]:
+        theirs, ours = ([speed[kind] for speed in speeds] for speeds in (peer, own))
         found = spread(ratios(ours, theirs))
         report[kind] = {
             "llama_cpp_tokens_per_s": spread(theirs),
@@ -250,5 +267,11 @@ def report_of_setting(
     return report
 
 
+def size_of_setting(peer: int, own: int, most: float | None) -> dict[str, object]:
+    """Bytes of the file's tensors, and of tpiedge's weights with the embedding, whose rows both read on demand."""
+    met = None if most is None else own <= most * peer
+    return {"llama_cpp": peer, "tpiedge": own, "ratio": own / peer, "at_most": most, "met": met}
+
+
 def _words(speed: Speed) -> str:
-    return f"{speed.prefill:.1f} and {speed.decode:.2f} tokens/s"
+    return ", ".join(f"{kind} {rate:.2f}" for kind, rate in speed.items()) + " tokens/s"

@@ -15,7 +15,7 @@ from typing import Literal
 
 from tpiedge.errors import TpiedgeError
 
-LlamaProgram = Literal["llama-bench", "llama-server", "ggml-rpc-server"]
+LlamaProgram = Literal["llama-bench", "llama-results", "llama-server", "ggml-rpc-server"]
 
 
 VERSIONS = {

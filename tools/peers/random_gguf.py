@@ -1,9 +1,10 @@
 """A GGUF file of random weights in the shape of a real model, quantised as llama.cpp reads them.
 
-Q4_0 and Q8_0: blocks of 32 weights of a row, an f16 scale and then the codes, two of four bits in a byte.
+Q4_0 and Q8_0: blocks of 32 weights of a row, an f16 scale and then the codes, two of four bits in a byte. Q4_K and
+Q6_K: blocks of 256 weights with scales of scales.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +18,6 @@ from tpiedge.model.spec import model_spec
 from .gguf import GgufTensor, GgufValue, header, metadata
 
 _ALIGN = 32
-_BLOCK = 32
 _PIECE_BLOCKS = 1 << 18
 _ASCII = 128
 _NORMAL, _UNKNOWN, _CONTROL, _BYTE = 1, 2, 3, 6
@@ -25,20 +25,32 @@ _NORMAL, _UNKNOWN, _CONTROL, _BYTE = 1, 2, 3, 6
 
 @dataclass(frozen=True)
 class BlockFormat:
-    """`kind`: of a tensor, `file_type`: of a file, both in the format's numbers. `code_bytes`: of a block's codes."""
+    """`kind` is the format's number of a tensor. A block has `weights` and the fields of `block`; `scales` have their
+    values, all other bytes are random."""
 
     kind: int
-    file_type: int
-    code_bytes: int
-    scale: float
+    weights: int
+    block: np.dtype[np.void]
+    scales: Mapping[str, float]
 
     @property
     def nbytes(self) -> int:
-        return 2 + self.code_bytes
+        return self.block.itemsize
 
 
-FORMATS = {"q4": BlockFormat(2, 2, 16, 0.004), "q8": BlockFormat(8, 7, 32, 0.0003)}
-"""By tpiedge's names of precisions."""
+def _format(
+    kind: int, weights: int, scales: Mapping[str, float], *fields: tuple[str, str, int]
+) -> BlockFormat:
+    return BlockFormat(kind, weights, np.dtype(list(fields)), scales)
+
+
+_D = ("d", "<f2", 1)
+Q4_0 = _format(2, 32, {"d": 0.004}, _D, ("codes", "u1", 16))
+Q8_0 = _format(8, 32, {"d": 0.0003}, _D, ("codes", "u1", 32))
+Q4_K = _format(12, 256, {"d": 1e-4, "dmin": 8e-4}, _D, ("dmin", "<f2", 1), ("scales_codes", "u1", 12 + 128))
+Q6_K = _format(14, 256, {"d": 1.5e-5}, ("codes_scales", "u1", 128 + 64 + 16), _D)
+FILE_TYPES = {"q4": 2, "q8": 7, "q4_k_m": 15}
+"""Name of a precision -> the format's number of a file."""
 
 
 @dataclass(frozen=True)
@@ -55,18 +67,17 @@ class RandomTensor(GgufTensor):
     def nbytes(self) -> int:
         if self.blocks is None:
             return super().nbytes
-        return int(np.prod(self.shape)) // _BLOCK * self.blocks.nbytes
+        return int(np.prod(self.shape)) // self.blocks.weights * self.blocks.nbytes
 
 
-def write_random_gguf(name: str, precision: str, out: Path, seed: int = 0, *, words: bool = False) -> None:
-    """The preset `name`; q4 and q8 keep embedding and head as tpiedge's packs do: in bf16, in Q8_0.
-
-    `words`: with a tokenizer of made-up words, without which llama.cpp's server does not answer."""
+def write_random_gguf(name: str, precision: str, out: Path, seed: int = 0, *, words: bool = False) -> int:
+    """Writes the preset `name`. Returns the tensors' bytes. Files of q4 and q8 keep the embedding in bf16 and the head
+    in Q8_0. `words` adds a tokenizer of made-up words, without which llama.cpp's server does not answer."""
     config = ModelConfig.from_huggingface(preset(name), f"preset {name}")
     tensors = random_tensors(config, precision)
     values = metadata(config)
-    if precision in FORMATS:
-        values["general.file_type"] = FORMATS[precision].file_type
+    if precision in FILE_TYPES:
+        values["general.file_type"] = FILE_TYPES[precision]
     if words:
         values |= made_up_words(config.vocab_size)
     generator = np.random.Generator(np.random.PCG64(seed))
@@ -81,6 +92,7 @@ def write_random_gguf(name: str, precision: str, out: Path, seed: int = 0, *, wo
         partial.replace(out)
     finally:
         partial.unlink(missing_ok=True)
+    return sum(tensor.nbytes for tensor in tensors)
 
 
 def made_up_words(count: int) -> dict[str, GgufValue]:
@@ -106,12 +118,29 @@ def random_tensors(config: ModelConfig, precision: str) -> list[RandomTensor]:
     found = []
     for blob in (spec.embedding, *spec.layers, spec.head):
         for matrix in blob.matrices:
-            own = "bf16" if blob is spec.embedding else precision
-            blocks = FORMATS.get("q8" if blob is spec.head and own in FORMATS else own)
-            found.append(RandomTensor(gguf_name(matrix.source), matrix.source, matrix.source_shape, blocks))
+            name = gguf_name(matrix.source)
+            blocks = _blocks(name, precision, config.num_layers)
+            found.append(RandomTensor(name, matrix.source, matrix.source_shape, blocks))
         for vector in blob.vectors:
             found.append(RandomTensor(gguf_name(vector.source), vector.source, (vector.length,)))
     return found
+
+
+def _blocks(name: str, precision: str, layers: int) -> BlockFormat | None:
+    """Returns the format of a matrix; None for bf16. q4_k_m follows llama.cpp's `llama_tensor_get_type`."""
+    is_head, is_embedding = name.startswith("output."), name.startswith("token_embd.")
+    if precision == "q4_k_m":
+        favoured = "attn_v." in name or "ffn_down." in name
+        return Q6_K if is_head or (favoured and more_bits(int(name.split(".")[1]), layers)) else Q4_K
+    if precision == "bf16" or is_embedding:
+        return None
+    return Q8_0 if is_head or precision == "q8" else Q4_0
+
+
+def more_bits(layer: int, layers: int) -> bool:
+    """Returns True for the first and the last eighth of the layers, and for every third between."""
+    first = layers // 8
+    return layer < first or layer >= 7 * layers // 8 or (layer - first) % 3 == 2
 
 
 def _pieces(tensor: RandomTensor, generator: np.random.Generator) -> Iterator[bytes]:
@@ -119,11 +148,11 @@ def _pieces(tensor: RandomTensor, generator: np.random.Generator) -> Iterator[by
         yield from _plain(tensor, generator)
         return
     left = tensor.nbytes // tensor.blocks.nbytes
-    block = np.dtype([("scale", "<f2"), ("codes", "u1", tensor.blocks.code_bytes)])
     while left:
         count = min(left, _PIECE_BLOCKS)
-        rows = np.frombuffer(bytearray(generator.bytes(count * block.itemsize)), block)
-        rows["scale"] = tensor.blocks.scale
+        rows = np.frombuffer(bytearray(generator.bytes(count * tensor.blocks.nbytes)), tensor.blocks.block)
+        for name, value in tensor.blocks.scales.items():
+            rows[name] = value
         yield rows.tobytes()
         left -= count
 

@@ -1,4 +1,4 @@
-"""The record of a comparison for people: one line per limit and contestant."""
+"""The records of comparisons for people: one line per limit and contestant, or per setting and kind of speed."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -6,6 +6,8 @@ from typing import Any
 from tpiedge.units import format_bytes
 
 _ROW = "{:24} {:>24} {:>20} {:>8}  {}"
+_SPEED_ROW = "{:24} {:12} {:>24} {:>24} {:>18} {:>7}  {}"
+_RESULTS = {True: "meets", False: "misses", None: ""}
 
 
 def table(record: Mapping[str, Any]) -> str:
@@ -28,6 +30,24 @@ def _of_limit(limit: Mapping[str, Any]) -> Iterator[str]:
         required = versus.get("required") or ""
         columns = (_spread(found["s_per_token"], 3), _spread(versus.get("ratio"), 2), required)
         yield _ROW.format(name, *columns, "; ".join(filter(None, words))).rstrip()
+
+
+def decode_table(record: Mapping[str, Any]) -> str:
+    """Tokens per second or bytes of both, the ratio and its bound; then the error, if there is one."""
+    head = f"{record['processor']}, llama.cpp of llama-cpp-python {record['llama.cpp']}, {record['repeats']} repeats"
+    rows: list[tuple[object, ...]] = [("", "", "llama.cpp", "tpiedge", "ratio", "bound", "")]
+    for setting in record["settings"]:
+        name = "{shape} {precision}, {threads} threads".format_map(setting)
+        for kind, found in setting.items():
+            if kind == "decode" or kind.startswith("prefill "):
+                rates = (_spread(found[f"{who}_tokens_per_s"], 2) for who in ("llama_cpp", "tpiedge"))
+                columns = (*rates, _spread(found["times_faster_than_llama_cpp"], 2), found["required"] or "")
+                rows.append((name, kind, *columns, _RESULTS[found["met"]]))
+        size = setting["bytes"]
+        columns = (*(format_bytes(size[who]) for who in ("llama_cpp", "tpiedge")), f"{size['ratio']:.4f}")
+        rows.append((name, "bytes", *columns, size["at_most"] or "", _RESULTS[size["met"]]))
+    error = [f"error: {record['error']}"] if "error" in record else []
+    return "\n".join([head, *(_SPEED_ROW.format(*row).rstrip() for row in rows), *error])
 
 
 def _spread(found: Mapping[str, float] | None, digits: int) -> str:

@@ -3,10 +3,11 @@ import json
 import pytest
 
 from tools.peers.contestants import Answer, read_llama_bench, read_tpiedge
-from tools.peers.decode import Speed, read_speed, report_of_setting
+from tools.peers.decode import read_speed, report_of_setting, size_of_setting
 from tools.peers.limits import Limit
 from tools.peers.offload import Run, report_of_limit
 from tools.peers.serve import ServeRound, report_of_streams
+from tools.peers.table import decode_table
 from tpiedge.lab.bench.serve_figures import RoundFigures, TimedAnswer
 from tpiedge.lab.memory_group import MemoryUse
 
@@ -56,26 +57,50 @@ def test_limit_report_compares_round_ratios_with_requirement():
 
 
 def test_llama_bench_speeds_are_read() -> None:
-    tests = [{"n_prompt": 512, "n_gen": 0, "avg_ts": 120.5}, {"n_prompt": 0, "n_gen": 64, "avg_ts": 48.25}]
-    assert read_speed(json.dumps(tests)) == Speed(120.5, 48.25)
+    tests = [
+        {"n_prompt": 256, "n_gen": 0, "avg_ts": 120.5},
+        {"n_prompt": 512, "n_gen": 0, "avg_ts": 110.5},
+        {"n_prompt": 0, "n_gen": 64, "avg_ts": 48.25},
+    ]
+    assert read_speed(json.dumps(tests)) == {"prefill 256": 120.5, "prefill 512": 110.5, "decode": 48.25}
     with pytest.raises(ValueError):
-        read_speed(json.dumps(tests[:1]))
+        read_speed(json.dumps(tests[:2]))
 
 
 def test_setting_report_compares_pair_ratios_with_requirement() -> None:
-    peer = [Speed(100, 10), Speed(50, 20), Speed(100, 40)]
-    own = [Speed(210, 10), Speed(100, 18), Speed(190, 40)]
-    report = report_of_setting(peer, own)
-    prefill, decode = report["prefill"], report["decode"]
+    peer = [speed(100, 10), speed(50, 20), speed(100, 40)]
+    own = [speed(210, 10), speed(100, 18), speed(190, 40)]
+    report = report_of_setting(peer, own, {"prefill 512": 2.0, "decode": 1.0})
+    prefill, decode = report["prefill 512"], report["decode"]
     assert prefill["times_faster_than_llama_cpp"] == {"median": 2.0, "min": 1.9, "max": 2.1}
     assert (prefill["required"], prefill["met"]) == (2.0, True)
     assert decode["times_faster_than_llama_cpp"] == {"median": 1.0, "min": 0.9, "max": 1.0}
     assert decode["met"] is True
     assert decode["tpiedge_tokens_per_s"] == {"median": 18, "min": 10, "max": 40}
-    assert report_of_setting(peer, [Speed(100, 9)] * 3)["decode"]["met"] is False
     of_two = report_of_setting(peer, own, {"decode": 1.2})
-    assert (of_two["prefill"]["required"], of_two["prefill"]["met"]) == (None, None)
+    assert (of_two["prefill 512"]["required"], of_two["prefill 512"]["met"]) == (None, None)
     assert (of_two["decode"]["required"], of_two["decode"]["met"]) == (1.2, False)
+
+
+def speed(prefill: float, decode: float) -> dict[str, float]:
+    return {"prefill 512": prefill, "decode": decode}
+
+
+def test_decode_table_has_every_bound_and_the_error() -> None:
+    found = report_of_setting([speed(100, 10)], [speed(300, 9)], {"decode": 1.05})
+    setting = {"shape": "1.1b", "precision": "q4_k_m", "threads": 2, **found}
+    size = size_of_setting(1_000_000, 1_010_000, 1.02)
+    record = {"processor": "Zen", "llama.cpp": "1", "repeats": 5, "settings": [{**setting, "bytes": size}]}
+    lines = [line.split() for line in decode_table(record | {"error": "no memory"}).splitlines()]
+    name = ["1.1b", "q4_k_m,", "2", "threads"]
+    assert lines[2][:6] == [*name, "prefill", "512"]
+    assert lines[2][-2:] == ["3.00", "(3.00-3.00)"]
+    assert lines[3][4:6] == ["decode", "10.00"]
+    assert lines[3][-4:] == ["0.90", "(0.90-0.90)", "1.05", "misses"]
+    assert lines[4][4:] == ["bytes", "1.0", "MB", "1.0", "MB", "1.0100", "1.02", "meets"]
+    assert lines[5] == ["error:", "no", "memory"]
+    assert size_of_setting(100, 103, 1.02)["met"] is False
+    assert size_of_setting(100, 103, None)["met"] is None
 
 
 def figures(streams: int, step_s: float) -> RoundFigures:

@@ -9,6 +9,8 @@ import pytest
 from safetensors import safe_open
 
 from tools.peers.gguf import write_gguf
+from tools.peers.random_gguf import Q4_K, Q6_K, random_tensors
+from tpiedge.model.config import ModelConfig
 from tpiedge.model.presets import preset
 
 TOOL = Path(__file__).parents[4] / "tools" / "make_checkpoint.py"
@@ -109,3 +111,13 @@ def test_query_and_key_rows_are_permuted_for_rope(checkpoint, written, part, hea
     for pair in range(half):
         np.testing.assert_array_equal(new[:, 2 * pair], old[:, pair])
         np.testing.assert_array_equal(new[:, 2 * pair + 1], old[:, pair + half])
+
+
+def test_q4_k_m_has_the_mix_of_llama_cpp() -> None:
+    tensors = random_tensors(ModelConfig.from_huggingface(preset("tinyllama"), "tinyllama"), "q4_k_m")
+    kinds = {tensor.name: tensor.kind for tensor in tensors if not tensor.is_vector}
+    layers = {0, 1, 4, 7, 10, 13, 16, 19, 20, 21}  # 2 and 2 at the ends, every third between
+    names = {f"blk.{layer}.{part}.weight" for layer in layers for part in ("attn_v", "ffn_down")}
+    assert {name for name, kind in kinds.items() if kind == Q6_K.kind} == names | {"output.weight"}
+    assert set(kinds.values()) == {Q4_K.kind, Q6_K.kind}
+    assert (Q4_K.nbytes, Q6_K.nbytes) == (144, 210)
