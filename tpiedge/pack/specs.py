@@ -4,13 +4,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
-from typing import Annotated, Any, Final, Literal, TypeAlias, Union
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias, Union
 
 import msgspec
 from msgspec import Meta
 
 from tpiedge.errors import UserError
-from tpiedge.kernels.panels import FORMATS, PanelFormat
+
+if TYPE_CHECKING:
+    from tpiedge.kernels.panels import PanelFormat
 
 BlobKey: TypeAlias = int | Literal["embedding", "head"]
 JSON: TypeAlias = Union[bool, int, float, str, "Sequence[JSON]", "Mapping[str, JSON]", None]
@@ -45,11 +47,15 @@ class Precision(Enum):
 
     @property
     def quantised(self) -> bool:
-        return self.value in FORMATS
+        return self not in (Precision.F32, Precision.BF16)
 
     @property
-    def format(self) -> PanelFormat:
+    def format(self) -> "PanelFormat":
         """The layout of quantised weights. Raises KeyError for numbers."""
+        from tpiedge.kernels.panels import (
+            FORMATS,
+        )  # imports numpy, which the command line's help does without
+
         return FORMATS[self.value]
 
     @property

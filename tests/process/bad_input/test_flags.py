@@ -11,7 +11,7 @@ from tests.process.bad_input.refusal import run_model
         (("--nodes", 2, "--shares", "1,much"), "'much' is not a weight"),
         (("--nodes", 0), "--nodes 0 is out of range"),
         (("--nodes", "two"), "'two' is not a whole number"),
-        (("--precision", "q9"), "'q9' is not one of 'f32', 'bf16'"),
+        (("--precision", "q9"), "'q9' is not one of 'keep', 'f32', 'bf16'"),
         (("--memory", "lots"), "not a size: 'lots'"),
         (("--memory", "10MB"), "10MB is less than any node can work with: give 64MB or more"),
         (("--memory", 512), "512 has no unit: did you mean 512MB?"),

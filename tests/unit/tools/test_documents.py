@@ -48,7 +48,9 @@ def test_a_fault_has_a_test_or_a_reason() -> None:
 
 
 def test_made_documents_are_those_of_the_code() -> None:
-    for path, text in make_reference.documents().items():
+    # check_docs.py compares the reference: click keeps the help option that a verb had when it was first asked for.
+    made = {make_reference.FILES: make_reference.files(), **make_reference.diagrams()}
+    for path, text in made.items():
         assert path.read_text() == text, "old: python -m tools.make_reference"
 
 
