@@ -72,7 +72,7 @@ def test_a_shipment_goes_on_where_it_was_cut(
         assert fetched(again) >= fetched(status)
         cluster.wait_ready(3)
     share = worker_of(status)["fetch_total_bytes"]
-    # Each time that it is lost, also because others compute, a worker is sent again what was not durable: up to a layer.
+    # Each time that a worker is lost, also because others compute, up to a layer was not durable and is sent again.
     lost = len(re.findall(words_of_loss(r"\d", ".*", "its preparation"), cluster.master.log))
     assert namespaces.received_bytes("worker1") - before < (_OVERHEAD + lost * _LAYER) * share
     assert cluster.ask(PROMPT, TOKENS) == bulky_text
