@@ -13,21 +13,19 @@ import numpy as np
 import torch
 from gguf import GGUFReader
 
-import tpiedge.model
 from tpiedge.lab.eval_agreement import ROWS, Comparison, open_engine
+from tpiedge.lab.eval_text import documents_of
 from tpiedge.local.layout import Layout
 from tpiedge.local.prepare import prepare
 
 from .install import build_llama, checked
 
-_TEXT = Path(tpiedge.model.__file__).with_name("demo") / "held_out.txt"
-
 
 def compare_agreement(arguments: argparse.Namespace) -> dict[str, Any]:
     """Returns the figures for the beginning of each document. Raises UserError, NotInstalled, OutOfMemory."""
     model = prepare(str(arguments.model), None, arguments.compute, arguments.cache)
-    text, context = arguments.text or _TEXT, arguments.context
-    documents = [part.strip() for part in text.read_text(encoding="utf-8").split("\f") if part.strip()]
+    context = arguments.context
+    name, documents = documents_of(arguments.text)
     program = build_llama(arguments.work, "llama-results")
     found, equal = Comparison(), 0
     with (
@@ -38,7 +36,7 @@ def compare_agreement(arguments: argparse.Namespace) -> dict[str, Any]:
         flags = {"-m": arguments.model, "-f": prompt, "--output": out, "-t": arguments.threads, "-ngl": 0}
         flags |= {"-c": context, "-b": context}
         for document in documents[: arguments.documents]:
-            own_ids = model.tokenizer.encode(document, parse_special=False)[:context]
+            own_ids = model.tokenizer.encode(document.strip(), parse_special=False)[:context]
             prompt.write_text(model.tokenizer.decode(own_ids), encoding="utf-8")
             checked([str(program), *(str(word) for pair in flags.items() for word in pair)])
             ids, peer_TV = read_logits(out)
@@ -50,7 +48,7 @@ def compare_agreement(arguments: argparse.Namespace) -> dict[str, Any]:
     counts = {"documents": len(documents[: arguments.documents]), "with_own_tokens": equal}
     return {
         **model.described(),
-        "text": text.name,
+        "text": name,
         **counts,
         "threads": arguments.threads,
         **found.described(),

@@ -45,7 +45,7 @@ class Scales(Enum):
     def header_nbytes(self, groups: int) -> int:
         """Returns the bytes before the codes of a block with so many groups."""
         if self is Scales.TWO_LEVELS:
-            return _LINE_BYTES + _lines(groups + groups % 2, 24)
+            return _LINE_BYTES + _lines(groups + groups % 2, self._group_nbytes)
         return _lines(groups + (self is Scales.HALVES), self._group_nbytes)
 
 
@@ -75,7 +75,7 @@ class PanelFormat:
         return np.array(self.table or codes, np.int8)
 
     def code_nbytes(self, inputs: int) -> int:
-        """Returns the bytes of the codes of a group of a panel, or of a part of a group."""
+        """Returns the bytes of codes of a panel's group, or of a part of it."""
         filled = -(-inputs // _STEP) * _STEP
         planes = {5: 1, 6: 2}.get(self.bits, 0)
         return filled * PANEL * (8 if self.bits == 8 else 4) // 8 + planes * _LINE_BYTES
@@ -181,7 +181,7 @@ class Codes:
             return scales, None
 
     def finite(self) -> bool:
-        """Returns whether every weight is a finite number. The largest power of two, e = 255, stands for NaN."""
+        """Returns whether every weight is a finite number. e = 255 stands for NaN."""
         scales, minimums = self.factors()
         if self.format.scales is Scales.POWERS and (self.scales_OG["e"] >= 253).any():
             return bool((self.scales_OG["e"] < 255).all() and np.isfinite(self.values()).all())
@@ -206,8 +206,8 @@ class Codes:
         return float(sum(np.dot(part, part) for part in parts))
 
     def panels(self, shape: PanelShape) -> Array:
-        """Returns the panels of a unit as uint8 [shape.nbytes]. Raises ValueError if the codes are not such a unit, or
-        if groups of a block have different d."""
+        """Returns a unit's panels as uint8 [shape.nbytes]. Raises ValueError if the codes are no such unit, or if
+        groups of a block have different d."""
         if self.codes_OI.shape != (shape.outputs, shape.inputs) or self.format is not shape.format:
             raise ValueError(
                 f"codes of {self.codes_OI.shape} in {self.format.name} are not a unit of {shape}"
@@ -225,7 +225,7 @@ class Codes:
 
     @staticmethod
     def of_panels(panels_PB: Array, shape: PanelShape) -> "Codes":
-        """Reads panels as uint8 [panels, bytes]. The outputs that fill up the last panel are zeros."""
+        """Reads panels as uint8 [panels, bytes]. Outputs that fill up the last panel are zeros."""
         outputs = len(panels_PB) * PANEL
         scales = np.zeros((outputs, shape.groups), shape.format.scales.dtype)
         codes = np.zeros((outputs, shape.groups * GROUP), np.uint8)
@@ -247,7 +247,7 @@ def dequantise_unit(data: Array, shape: PanelShape) -> Array:
 
 
 def dequantise_output(panel: Array, shape: PanelShape, output: int) -> Array:
-    """Returns one output of a panel as f32 [inputs]."""
+    """Returns a panel's output as f32 [inputs]."""
     codes = Codes.of_panels(panel[None, : shape.panel_nbytes], shape)
     row: Array = codes[output : output + 1].values()[0]
     return row
@@ -370,7 +370,7 @@ def _codes(blocks_PNB: Array, codes_OI: Array, inputs: int, form: PanelFormat, *
                 codes[:, :, 1::2] = nibbles >> 4
             wide = form.bits - 4
             for four in range(fours if wide else 0):
-                line, shift = divmod(four, 8 // wide if wide == 1 else 4)
+                line, shift = divmod(four, 8 // wide)
                 shift *= wide
                 if write:
                     planes[:, :, line] |= (codes[:, :, four] >> 4) << shift

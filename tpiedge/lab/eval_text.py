@@ -91,7 +91,9 @@ def read_text(
     stride = max(1, context // 2) if stride is None else stride
     if not 1 <= stride < context:
         raise UserError(f"--stride {stride} is out of range: 1 to {context - 1}, one below --context")
-    name, documents = _documents(model, path)
+    if path is None and model.name != DEMO:
+        raise UserError("--text FILE is missing: only the demo model brings its own text")
+    name, documents = documents_of(path)
     if not model.has_tokenizer:
         raise UserError(f"{model.name} has no tokenizer, so no text can go in: give the checkpoint's folder")
     windows: list[Window] = []
@@ -118,10 +120,9 @@ def windows_of(ids: tuple[int, ...], context: int, stride: int) -> Iterator[Wind
         start = max(0, stop + stride - context)
 
 
-def _documents(model: PreparedModel, path: Path | None) -> tuple[str, list[str]]:
+def documents_of(path: Path | None) -> tuple[str, list[str]]:
+    """Returns a text's name and documents; without `path`, the demo model's held-out text's. Raises UserError."""
     if path is None:
-        if model.name != DEMO:
-            raise UserError("--text FILE is missing: only the demo model brings its own text")
         text, name = (
             resources.files("tpiedge.model").joinpath("demo/held_out.txt").read_text("utf-8"),
             "held out",

@@ -52,7 +52,7 @@ Fetches::Fetches(const PanelKernels &kernels) : tile_tokens_(kernels.tile_tokens
         for (int64_t first = 0; first < tokens; first += tile)
             kernels.quantise(x.of<float>(0), INPUTS, std::min(tile, tokens - first), Inputs{INPUTS, INPUTS}, 1.0f,
                              quantised.of<uint8_t>(0) + first * width);
-        for (const int64_t format : {Q4, Q8, Q4_K, Q6_K}) {
+        for (const int64_t format : {Q4, Q8}) {
             const int64_t nbytes = panel_nbytes(INPUTS, format), panels = BYTES / nbytes;
             PanelRun run{format, data.of<uint8_t>(0), 1, 0, INPUTS, panels * PANEL, quantised.of<uint8_t>(0), tile * width, 0, tokens,
                          y.of<float>(0), outputs, PANEL, nullptr, nullptr, 0, false, false};
@@ -63,7 +63,7 @@ Fetches::Fetches(const PanelKernels &kernels) : tile_tokens_(kernels.tile_tokens
                 run.ahead = true;
                 ahead = std::min(ahead, seconds_of(kernels, run, panels * nbytes));
             }
-            ahead_[kind_of(format)][kind] = ahead < GAIN * plain;
+            ahead_[bits_of(format) > 4][kind] = ahead < GAIN * plain;
         }
     }
 }

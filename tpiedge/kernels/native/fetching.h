@@ -14,20 +14,17 @@ public:
     // Measures for about 40 ms, if the kernels can ask ahead. Without memory to measure with, nothing is asked for.
     explicit Fetches(const PanelKernels &kernels);
 
-    bool ahead(int64_t format, int64_t tokens) const { return ahead_[kind_of(format)][of_tokens(tokens)]; }
+    bool ahead(int64_t format, int64_t tokens) const { return ahead_[bits_of(format) > 4][of_tokens(tokens)]; }
 
 private:
     static constexpr int KINDS = 4;  // of numbers of tokens: one, few, a tile of many, several tiles
 
-    static int kind_of(int64_t format) {
-        return format <= Q4 ? static_cast<int>(format) : format <= Q4_K ? 2 : 3;
-    }
     int of_tokens(int64_t tokens) const {
         return tokens == 1 ? 0 : tokens <= tile_tokens_ / 2 ? 1 : tokens <= tile_tokens_ ? 2 : 3;
     }
 
     int64_t tile_tokens_;
-    bool ahead_[4][KINDS] = {};
+    bool ahead_[2][KINDS] = {};  // of q4, which also stands for other formats of four bits, and of q8
 };
 
 // Of this process, which measures once. All contexts with such kernels have the same ones.
