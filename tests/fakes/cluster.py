@@ -230,7 +230,10 @@ class InProcessCluster:
         share = self._shares[rank]
         cache = kv_cache(self._config, share, self._kv, self._sequences, self._capacity)
         kv_bytes = cache.reserved_bytes if self._serving.grain_pages else 0
-        weights = NodeWeights(self._pack, share, rank == 0, self._placement, kv_bytes=kv_bytes)
+        offset = self._config.norm_offset
+        weights = NodeWeights(
+            self._pack, share, rank == 0, self._placement, kv_bytes=kv_bytes, norm_offset=offset
+        )
         self.weights.append(weights)
         if rank == 0:
             self._page_bytes = cache.page_bytes

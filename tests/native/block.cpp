@@ -192,7 +192,12 @@ void check_stack(void *handle, Check &check, Random &random) {
     Panels down(random, 4, inner, c.hidden, inner, true);
     for (Panels *matrix : {&gate, &up, &down}) matrix->tame();
     const int64_t exponent = random.between(-30, 0);
-    const PanelWeight ffn[] = {gate.weight(nullptr), up.weight(nullptr), down.weight(nullptr, exponent)};
+    const PanelFFN ffn{gate.weight(nullptr), up.weight(nullptr), down.weight(nullptr, exponent), norm.data(), 1e-5,
+                       random.between(0, 1)};
+    const Floats end_bias = random_floats(random, c.hidden), end_norm = random_floats(random, c.hidden);
+    const bool ended = random.coin();
+    const BlockEnd ends[] = {ended ? BlockEnd{end_bias.data(), end_norm.data(), 1e-5, 0.5, 1} : plain_end(),
+                             ended ? BlockEnd{end_bias.data(), nullptr, 0, 1, 0.75} : plain_end()};
     Random again = random;
     Cache cache(random, c), own(again, c);
     const auto spans = cache.spans(c), own_spans = own.spans(c);
@@ -203,18 +208,20 @@ void check_stack(void *handle, Check &check, Random &random) {
     const int64_t of_attention = c.hidden + (2 * c.heads + 3 * c.kv_heads) * c.width, of_ffn = c.hidden + 2 * inner;
     Sums y(p.x.size());
     Floats wanted = copy_of(p.x), scratch(c.tokens * of_attention), ffn_scratch(c.tokens * of_ffn);
+    Floats end_scratch(c.tokens * c.hidden);
     for (int layer = 0; layer < 2; layer++) {
         complete(tpiedge_panels_attention(handle, block, wanted.data(), y.data(), spans.data(), count, p.cos.data(),
                                           p.sin.data(), scratch.data(), 1));
-        tpiedge_add_sums(wanted.data(), y.data(), y.size(), c.exponent, 1);
-        complete(tpiedge_panels_ffn(handle, ffn, wanted.data(), y.data(), c.tokens, norm.data(), 1e-5f,
-                                    ffn_scratch.data(), 1));
-        tpiedge_add_sums(wanted.data(), y.data(), y.size(), exponent, 1);
+        tpiedge_add_sums(handle, wanted.data(), y.data(), c.tokens, c.hidden, c.exponent, tpiedge::INT64_SUMS, ends,
+                         end_scratch.data());
+        complete(tpiedge_panels_ffn(handle, &ffn, wanted.data(), y.data(), c.tokens, ffn_scratch.data(), 1));
+        tpiedge_add_sums(handle, wanted.data(), y.data(), c.tokens, c.hidden, exponent, tpiedge::INT64_SUMS, ends + 1,
+                         end_scratch.data());
     }
 
     Floats x = copy_of(p.x);
     Floats all_scratch(c.tokens * (c.hidden + (of_attention > of_ffn ? of_attention : of_ffn)));
-    const PanelLayer layer{block, ffn, norm.data(), 1e-5f};
+    const PanelLayer layer{block, &ffn, {ends[0], ends[1]}};
     const PanelLayer layers[] = {layer, layer};
     double seconds[2];
     complete(tpiedge_panels_stack(handle, layers, 2, x.data(), own_spans.data(), count, p.cos.data(), p.sin.data(),

@@ -187,6 +187,9 @@ inline void complete(int status) {
     exit(1);
 }
 
+// The end of a block that only adds.
+inline BlockEnd plain_end() { return BlockEnd{nullptr, nullptr, 0, 1, 1}; }
+
 // The parts. `handle` computes with the instruction set `isa`.
 void check_products(void *handle, const char *isa);
 void check_panels(void *handle, const char *isa);

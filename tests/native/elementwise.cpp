@@ -68,21 +68,27 @@ void check_rope(void *handle, Check &check, Random &random, int64_t tokens) {
             }
 }
 
-void check_swiglu(void *handle, Check &check, Random &random, int64_t count) {
+double active(int64_t activation, double x) {
+    return x / (1 + exp(activation == tpiedge::SILU ? -x : -1.5957691216057308 * (x + 0.044715 * x * x * x)));
+}
+
+void check_activate(void *handle, Check &check, Random &random, int64_t count, int64_t activation) {
     Floats gate = random_floats(random, count);
     for (float &value : gate) value *= 30;
     const Floats up = random_floats(random, count);
     Floats y(count);
-    tpiedge_swiglu(handle, gate.data(), up.data(), y.data(), count);
-    check.shape(count);
-    for (int64_t i = 0; i < count; i++) {
-        const double wanted = gate[i] / (1 + exp(-static_cast<double>(gate[i]))) * up[i];
-        check.close(y[i], wanted, fabs(wanted) * 1e-6 + 1e-35);
+    check.shape(count, activation);
+    for (const bool gated : {true, false}) {
+        tpiedge_activate(handle, gate.data(), gated ? up.data() : nullptr, y.data(), count, activation);
+        for (int64_t i = 0; i < count; i++) {
+            const double wanted = active(activation, gate[i]) * (gated ? up[i] : 1);
+            check.close(y[i], wanted, fabs(wanted) * 1.2e-5 + 1e-35);
+        }
     }
     for (const float special : {NAN, INFINITY, 0.0f, 1e38f}) {
         const float one = 1.0f;
         float result = 0.0f;
-        tpiedge_swiglu(handle, &special, &one, &result, 1);
+        tpiedge_activate(handle, &special, &one, &result, 1, activation);
         check.same(result, special);
     }
 }
@@ -91,14 +97,14 @@ void check_swiglu(void *handle, Check &check, Random &random, int64_t count) {
 
 void check_elementwise(void *handle, const char *isa) {
     Random random(2);
-    Check norm("rms_norm", isa), rope("rope", isa), swiglu("swiglu", isa);
+    Check norm("rms_norm", isa), rope("rope", isa), activate("activate", isa);
     for (int i = 0; i < 30; i++) {
         check_norm(handle, norm, random, random.between(1, 4));
         check_rope(handle, rope, random, random.between(1, 4));
-        check_swiglu(handle, swiglu, random, random.between(1, 150));
+        check_activate(handle, activate, random, random.between(1, 150), i % 2);
     }
     // So many that the threads share them.
     check_norm(handle, norm, random, SHARED);
     check_rope(handle, rope, random, SHARED);
-    check_swiglu(handle, swiglu, random, SHARED + 17);
+    check_activate(handle, activate, random, SHARED + 17, tpiedge::SILU);
 }

@@ -20,7 +20,7 @@ struct Layer {
     Floats norm, ffn_norm, q_norm, k_norm, q_bias, k_bias, v_bias, gate_bias;
     Panels q, k, v, o, gate, up, down;
     PageLayout layout;
-    PanelWeight ffn[3];
+    PanelFFN ffn;
     // Before the first query head of every KV head.
     struct {
         AttentionBlock block;
@@ -41,7 +41,8 @@ struct Layer {
           down(matrix(random, bits, INNER, HIDDEN, UNIT, true)),
           layout{format, KV_HEADS, WIDTH, PAGE, number * KV_HEADS * 2 * PAGE * row_nbytes, 2 * PAGE * row_nbytes,
                  row_nbytes, PAGE * row_nbytes},
-          ffn{gate.weight(nullptr, gate_bias.data()), up.weight(nullptr), down.weight(nullptr, -16 - finer)} {
+          ffn{gate.weight(nullptr, gate_bias.data()), up.weight(nullptr), down.weight(nullptr, -16 - finer),
+              ffn_norm.data(), 1e-5, tpiedge::SILU} {
         attention = {{{q.weight(nullptr, q_bias.data()), k.weight(nullptr, k_bias.data()),
                        v.weight(nullptr, v_bias.data())},
                       o.weight(nullptr, -16 - finer), HIDDEN, norm.data(), HEADS, q_norm.data(), k_norm.data(), WIDTH,
@@ -49,7 +50,7 @@ struct Layer {
                      {0, 3, HEADS}};
     }
     PanelLayer packed() {
-        return PanelLayer{&attention.block, ffn, ffn_norm.data(), 1e-5};
+        return PanelLayer{&attention.block, &ffn, {plain_end(), plain_end()}};
     }
 };
 

@@ -74,7 +74,7 @@ void read_beyond() {
     const Floats gate(63), up(64);
     Floats y(64);
     void *handle = tpiedge_open(1, tpiedge_best_isa());
-    tpiedge_swiglu(handle, gate.data(), up.data(), y.data(), 64);
+    tpiedge_activate(handle, gate.data(), up.data(), y.data(), 64, tpiedge::SILU);
     tpiedge_close(handle);
 }
 

@@ -65,7 +65,7 @@ void check_project(void *handle, Check &check, Random &random, int64_t tokens, i
 }
 
 // x += sums.
-void check_add_sums(Check &check, Random &random, const Array<int64_t> &sums, int64_t exponent) {
+void check_add_sums(void *handle, Check &check, Random &random, const Array<int64_t> &sums, int64_t exponent) {
     const Floats x = random_floats(random, sums.size());
     Floats y(sums.size()), z(sums.size());
     Array<int32_t> narrow(sums.size());
@@ -73,8 +73,9 @@ void check_add_sums(Check &check, Random &random, const Array<int64_t> &sums, in
         y[i] = z[i] = x[i];
         narrow[i] = static_cast<int32_t>(static_cast<uint32_t>(sums[i]));
     }
-    tpiedge_add_sums(y.data(), sums.data(), sums.size(), exponent, 1);
-    tpiedge_add_sums(z.data(), narrow.data(), sums.size(), exponent, 0);
+    const BlockEnd end = plain_end();
+    tpiedge_add_sums(handle, y.data(), sums.data(), 1, sums.size(), exponent, tpiedge::INT64_SUMS, &end, nullptr);
+    tpiedge_add_sums(handle, z.data(), narrow.data(), sums.size(), 1, exponent, tpiedge::INT32_SUMS, &end, nullptr);
     const float step = ldexpf(1.0f, static_cast<int>(exponent));
     for (int64_t i = 0; i < sums.size(); i++) {
         check.same(y[i], sums[i] == NO_SUM ? NAN : x[i] + static_cast<float>(sums[i]) * step);
@@ -102,7 +103,37 @@ void check_contract(void *handle, Check &check, Random &random, int64_t tokens, 
             check.agree(narrow[i], wide[i]);
             if (wide[i] > most || wide[i] < -most) check.agree(wide[i], most);
         }
-    check_add_sums(check, random, wide, exponent);
+    check_add_sums(handle, check, random, wide, exponent);
+}
+
+// x = scale * (x + factor * norm(sums + bias)).
+void check_end(void *handle, Check &check, Random &random, int64_t tokens, int64_t width) {
+    const Floats x = random_floats(random, tokens * width), bias = random_floats(random, width);
+    const Floats norm = random_floats(random, width);
+    Array<int32_t> narrow(x.size());
+    Array<int64_t> wide(x.size());
+    Floats floats(x.size());
+    const float step = ldexpf(1.0f, -12);
+    for (int64_t i = 0; i < x.size(); i++) {
+        wide[i] = narrow[i] = static_cast<int32_t>(random.between(-100000000, 100000000));
+        floats[i] = static_cast<float>(narrow[i]) * step;
+    }
+    const BlockEnd end{random.coin() ? bias.data() : nullptr, random.coin() ? norm.data() : nullptr, 1e-6,
+                       random.coin() ? 1 : 0.22, random.coin() ? 1 : 0.7};
+    Floats rows(x.size()), scratch(end.norm ? x.size() : 0), wanted(x.size());
+    for (int64_t i = 0; i < x.size(); i++) rows[i] = end.bias ? floats[i] + bias[i % width] : floats[i];
+    if (end.norm)
+        tpiedge_rms_norm(handle, rows.data(), rows.data(), width, 0, tokens, 1, width, norm.data(), 1e-6f);
+    const float factor = static_cast<float>(end.factor), scale = static_cast<float>(end.scale);
+    for (int64_t i = 0; i < x.size(); i++) wanted[i] = scale * (x[i] + factor * rows[i]);
+    const void *const kinds[] = {narrow.data(), wide.data(), floats.data()};
+    for (int kind = 0; kind < 3; kind++) {
+        Floats y(x.size());
+        memcpy(y.data(), x.data(), x.size() * sizeof(float));
+        tpiedge_add_sums(handle, y.data(), kinds[kind], tokens, width, -12, kind, &end, scratch.data());
+        check.shape(tokens, width, kind);
+        for (int64_t i = 0; i < y.size(); i++) check.same(y[i], wanted[i]);
+    }
 }
 
 // What its parts are, one after the other.
@@ -119,7 +150,11 @@ void check_ffn(void *handle, Check &check, Random &random) {
     const int64_t exponent = random.between(-30, 0);
     Floats normed(tokens * hidden), gated(tokens * inner), raised(tokens * inner);
     Array<int64_t> wanted(tokens * cols), y(tokens * cols);
-    tpiedge_rms_norm(handle, x.data(), normed.data(), hidden, 0, tokens, 1, hidden, norm.data(), 1e-5f);
+    const bool gated_too = random.coin(), normed_too = random.coin();
+    const int64_t activation = random.between(0, 1);
+    memcpy(normed.data(), x.data(), normed.size() * sizeof(float));
+    if (normed_too)
+        tpiedge_rms_norm(handle, x.data(), normed.data(), hidden, 0, tokens, 1, hidden, norm.data(), 1e-5f);
     const PanelWeight parts[] = {gate.weight(gated.data()), up.weight(raised.data()),
                                  down.weight(wanted.data(), exponent)};
     complete(tpiedge_panels_project(handle, normed.data(), tokens, parts, 2));
@@ -127,14 +162,15 @@ void check_ffn(void *handle, Check &check, Random &random) {
         if (biases[0]) gated[i] += gate_bias[i % inner];
         if (biases[1]) raised[i] += up_bias[i % inner];
     }
-    tpiedge_swiglu(handle, gated.data(), raised.data(), gated.data(), tokens * inner);
+    tpiedge_activate(handle, gated_too ? gated.data() : raised.data(), gated_too ? raised.data() : nullptr,
+                     gated.data(), tokens * inner, activation);
     complete(tpiedge_panels_contract(handle, gated.data(), tokens, &parts[2], 1));
 
-    Floats scratch(tokens * (hidden + 2 * inner));
-    const PanelWeight fused[] = {gate.weight(nullptr, biases[0]), up.weight(nullptr, biases[1]),
-                                 down.weight(nullptr, exponent)};
+    Floats scratch(tokens * (hidden + (1 + gated_too) * inner));
+    const PanelFFN fused{gated_too ? gate.weight(nullptr, biases[0]) : PanelWeight{}, up.weight(nullptr, biases[1]),
+                         down.weight(nullptr, exponent), normed_too ? norm.data() : nullptr, 1e-5, activation};
     const auto compute = [&](void *sums, int wide) {
-        return tpiedge_panels_ffn(handle, fused, x.data(), sums, tokens, norm.data(), 1e-5f, scratch.data(), wide);
+        return tpiedge_panels_ffn(handle, &fused, x.data(), sums, tokens, scratch.data(), wide);
     };
     complete(compute(y.data(), 1));
     for (int64_t i = 0; i < y.size(); i++) check.equal(y[i], wanted[i]);
@@ -148,13 +184,17 @@ void check_ffn(void *handle, Check &check, Random &random) {
 void check_panels(void *handle, const char *isa) {
     Random random(5);
     Check project("panels_project", isa), contract("panels_contract", isa), ffn("panels_ffn", isa);
+    Check end("add_sums", isa);
     for (int i = 0; i < 40; i++) {
         const int64_t tokens = i < 20 ? 1 + i : random.between(1, 9);
         const int64_t rows = random.between(1, 90), cols = random.between(1, 200);
         check_project(handle, project, random, tokens, rows, cols);
         check_contract(handle, contract, random, tokens, cols, rows, random.between(1, cols));
         check_ffn(handle, ffn, random);
+        const int64_t width = random.between(1, 700);
+        check_end(handle, end, random, 1 + i % 4, width);
     }
+    check_end(handle, end, random, 300, 700);  // shared by threads
     // More activations than pass over a matrix together.
     check_project(handle, project, random, 170, 3, 4100);
     check_contract(handle, contract, random, 1000, 4100, 3, 1400);  // units one by one, the last of them short

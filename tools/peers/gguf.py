@@ -73,9 +73,10 @@ def write_gguf(folder: Path, out: Path) -> None:
 
 def metadata(config: ModelConfig) -> dict[str, GgufValue]:
     """Returns the model's metadata for llama.cpp. Raises UserError for a model that the file cannot express."""
-    plain_rope = config.rope.kind == "default" and config.head_dim * config.num_heads == config.hidden_size
-    biased = config.qkv_bias or config.o_bias or config.mlp_bias or config.qk_norm
-    if config.model_type != "llama" or biased or not plain_rope:
+    attention, ffn, rope = config.first.attention, config.first.ffn, config.rope
+    biased = attention.qkv_bias or attention.o_bias or ffn.bias
+    is_wide = config.head_dim * config.num_heads != config.hidden_size
+    if config.model_type != "llama" or biased or is_wide or rope is None or rope.kind != "default":
         raise UserError(f"only plain Llama models are converted to GGUF, not this {config.model_type}")
     return {
         "general.architecture": "llama",
@@ -88,7 +89,7 @@ def metadata(config: ModelConfig) -> dict[str, GgufValue]:
         "llama.attention.head_count_kv": config.num_kv_heads,
         "llama.attention.layer_norm_rms_epsilon": config.rms_norm_eps,
         "llama.rope.dimension_count": config.head_dim,
-        "llama.rope.freq_base": float(config.rope.theta),
+        "llama.rope.freq_base": float(rope.theta),
         "llama.vocab_size": config.vocab_size,
         "tokenizer.ggml.model": "none",
     }

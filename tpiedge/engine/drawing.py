@@ -55,6 +55,7 @@ class Head:
                     self._linear.project_into(h_MH[row : row + rows], tile_RH, logits_MR)
                 else:  # the vocabulary ends within the tile
                     logits_MR.copy_(self._of_tile(h_MH[row : row + rows], first, tile_RH))
+                self._scale(logits_MR)
         return logits_MV
 
     def scores(self, x_MH: Tensor, ids_M: Tensor, likeliest: int = 0) -> tuple[list[float], list[Scored]]:
@@ -67,7 +68,7 @@ class Head:
         best_ids_MK = torch.zeros(len(ids_M), count, dtype=torch.long)
         for first, tile_RH in self._weights.head_tiles():
             for rows in (slice(row, row + _SCORE_ROWS) for row in range(0, len(ids_M), _SCORE_ROWS)):
-                logits_MR = self._of_tile(self.states(x_MH[rows]), first, tile_RH)
+                logits_MR = self._scale(self._of_tile(self.states(x_MH[rows]), first, tile_RH))
                 total_M[rows] = torch.logaddexp(total_M[rows], logits_MR.logsumexp(dim=-1))
                 places_M = ids_M[rows] - first
                 here = torch.nonzero((places_M >= 0) & (places_M < logits_MR.shape[1]))[:, 0]
@@ -83,6 +84,15 @@ class Head:
     def states(self, x_MH: Tensor) -> Tensor:
         weight = self._weights.vectors["head"]["final_norm"]
         return rms_norm(x_MH, weight, self._config.rms_norm_eps, self._linear.pool)
+
+    def _scale(self, logits_MR: Tensor) -> Tensor:
+        """Applies the model's divisor and soft cap of logits, in place."""
+        factors = self._config.factors
+        if factors.logit_divisor != 1:
+            logits_MR /= factors.logit_divisor
+        if factors.logit_cap is not None:
+            logits_MR.div_(factors.logit_cap).tanh_().mul_(factors.logit_cap)
+        return logits_MR
 
     def _of_tile(self, h_MH: Tensor, first: int, tile_RH: Weight) -> Tensor:
         rows = min(tile_RH.shape[0], self._config.vocab_size - first)

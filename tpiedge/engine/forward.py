@@ -5,9 +5,9 @@ dimension, P padded rows of a head. The residual stream x_TH is f32 and identica
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeAlias, TypeVar
 
 import torch
 import torch.nn.functional as functional
@@ -18,9 +18,9 @@ from tpiedge.engine.meter import Meter
 from tpiedge.engine.steps import ChunkRows, OverlappedReduces, chunks, segments_of, wanted_rows
 from tpiedge.kernels.attention import append_pages, attention_pages, kv_of_heads
 from tpiedge.kernels.attention_block import FusedAttention, FusedLayers
-from tpiedge.kernels.elementwise import rms_norm, rope, tables
+from tpiedge.kernels.elementwise import Activation, rms_norm, rope, tables
 from tpiedge.kernels.ffn import FusedFFN, ffn
-from tpiedge.kernels.grid import Grid
+from tpiedge.kernels.grid import PLAIN_END, BlockEnd, Grid
 from tpiedge.kernels.kv_format import KVFormat
 from tpiedge.kernels.kv_pages import Spans
 from tpiedge.kernels.library import NATIVE_TOKENS
@@ -31,7 +31,8 @@ from tpiedge.kv.cache import KVCache
 from tpiedge.memory.sweep import Block
 from tpiedge.memory.weights import BlockWeights, NodeWeights
 from tpiedge.model.config import ModelConfig
-from tpiedge.model.rope import RopeConfig, rope_frequencies
+from tpiedge.model.rope import RopeConfig
+from tpiedge.model.rotation import rope_frequencies
 from tpiedge.pack.grids import Exponents
 from tpiedge.pack.layout import ATTENTION_MATRICES, FFN_MATRICES
 from tpiedge.pack.share import NodeShare, kv_share
@@ -43,11 +44,14 @@ _POSITIONS: Final = 64
 _FFN_TILE: Final = 128
 
 
+RotationTables: TypeAlias = tuple[Tensor, Tensor]
+"""Cos and sin, f32 [C, r]."""
+
+
 class _ChunkPart(NamedTuple):
     rows: ChunkRows
     spans: Spans
-    cos_Cd: Tensor
-    sin_Cd: Tensor
+    tables: Sequence[RotationTables]  # by kind of rotation
 
 
 @functools.lru_cache(maxsize=128)
@@ -97,6 +101,7 @@ class Engine:
         self._grids: Sequence[tuple[Grid | None, Grid | None]] = [
             (Grid.among(o, communicator.size), Grid.among(down, communicator.size)) for o, down in grids
         ] or [(None, None)] * config.num_layers
+        self._rope_of = [config.ropes.index(layer.attention.rope) for layer in config.layers]
         #: By layer: a block's weights and its native call. Streamed weights are new objects in every step.
         self._attentions: dict[int, tuple[BlockWeights, FusedAttention | None]] = {}
         self._ffns: dict[int, tuple[BlockWeights, FusedFFN | None]] = {}
@@ -105,6 +110,12 @@ class Engine:
     def int8(self) -> bool:
         """Whether products are in int8."""
         return self._grids[0][0] is not None
+
+    def embedding(self, ids: Sequence[int]) -> Tensor:
+        """Returns the hidden states before the first layer, f32 [T, H]. Only rank 0 may call it."""
+        rows_TH = self.weights.embedding_rows(ids)
+        factor = self.config.factors.embedding
+        return rows_TH if factor == 1 else rows_TH.mul_(factor)
 
     def run(self, x_TH: Tensor, plan: StepPlan) -> None:
         """Computes all layers in place. On rank 0, `x_TH` holds embeddings. Afterwards only the rows that `plan` wants
@@ -123,13 +134,14 @@ class Engine:
 
     def _parts(self, x_TH: Tensor, plan: StepPlan) -> Sequence[_ChunkPart]:
         cuts = chunks(plan)
-        tables = [self._tables(segment) for segment in plan.segments]
-        cos_Td, sin_Td = torch.cat([cos for cos, _ in tables]), torch.cat([sin for _, sin in tables])
+        tables = [self._tables(rope, plan.segments) for rope in self.config.ropes]
         parts = []
         for rows, own in zip(ChunkRows.of(x_TH, cuts), cuts, strict=True):
             spans = [self.cache.span(one.slot, one.start, one.length) for one in segments_of(plan, own)]
             of_chunk = Spans(spans, self.cache.format.page_positions)
-            parts.append(_ChunkPart(rows, of_chunk, cos_Td[own], sin_Td[own]))
+            parts.append(
+                _ChunkPart(rows, of_chunk, [(cos_Tr[own], sin_Tr[own]) for cos_Tr, sin_Tr in tables])
+            )
         return parts
 
     def _stack(self, x_TH: Tensor, plan: StepPlan, parts: Sequence[_ChunkPart]) -> bool:
@@ -145,8 +157,8 @@ class Engine:
         fused = self._layers
         if fused is None or plan.tokens > fused.most_tokens:
             return False
-        rows, spans, cos_Td, sin_Td = parts[0]
-        self.meter.computed(*fused.run(x_TH, spans, cos_Td, sin_Td))
+        rows, spans, tables = parts[0]
+        self.meter.computed(*fused.run(x_TH, spans, *tables[0]))
         self._reduces.ended_alone(rows, Tag(plan.step, 2 * self.config.num_layers - 1, 0))
         return True
 
@@ -172,7 +184,7 @@ class Engine:
     ) -> None:
         layer, is_ffn = divmod(number, 2)
         with self.weights.resident(self._order[number]) as weights:
-            bias_H = weights.vectors.get("down_bias" if is_ffn else "o_bias")
+            end = self._end(weights, is_ffn=bool(is_ffn))
             for at, rows in enumerate(step_rows):
                 tag = Tag(step, number, rows.index)
                 if number == 0:
@@ -185,7 +197,7 @@ class Engine:
                     with self.meter.attention_span.of(layer):
                         partial_CH = self._attention(parts[at], weights, layer)
                 grid, wait = self._grids[layer][is_ffn], len(step_rows) == 1
-                self._reduces.all_reduce(rows, partial_CH, tag, bias_H, grid, wait=wait)
+                self._reduces.all_reduce(rows, partial_CH, tag, end, grid, wait=wait)
 
     def _receive(self, x_CH: Tensor, tag: Tag) -> None:
         # Few messages pile up at a slow node, because rank 0 waits in all-reduces.
@@ -197,21 +209,22 @@ class Engine:
     def _attention(self, part: _ChunkPart, weights: BlockWeights, layer: int) -> Tensor | None:
         if not len(self._share.attention):
             return None
-        rows, spans, cos_Cd, sin_Cd = part
+        rows, spans, cos_Cr, sin_Cr = part.rows, part.spans, *part.tables[self._rope_of[layer]]
         fused = _kept(self._attentions, layer, weights, self._new_attention)
         if fused is not None:
-            return fused.run(rows.x_CH, spans, cos_Cd, sin_Cd)
+            return fused.run(rows.x_CH, spans, cos_Cr, sin_Cr)
+        of_layer = self.config.layers[layer].attention
         h_CH = self._norm(rows.x_CH, weights, "attention_norm")
         y_q, y_k, y_v = self.linear.project_many(h_CH, [weights.matrices[name] for name in ("q", "k", "v")])
         q_Cnd = self._heads(y_q, weights, "q", self._share.attention.start, len(self._share.attention))
         k_CKd = self._heads(y_k, weights, "k", self._kv.start, len(self._kv))
         v_CKd = self._heads(y_v, weights, "v", self._kv.start, len(self._kv))
-        if self.config.qk_norm:
+        if of_layer.head_norms:
             q_Cnd, k_CKd = self._norm(q_Cnd, weights, "q_norm"), self._norm(k_CKd, weights, "k_norm")
-        q_Cnd, k_CKd = (rope(x, cos_Cd, sin_Cd, self.linear.pool) for x in (q_Cnd, k_CKd))
-        layout, pool, window = self.cache.layouts[layer], self.linear.pool, self.config.windows[layer]
+        q_Cnd, k_CKd = (rope(x, cos_Cr, sin_Cr, self.linear.pool) for x in (q_Cnd, k_CKd))
+        layout, pool = self.cache.layouts[layer], self.linear.pool
         append_pages(k_CKd, v_CKd, spans, layout, pool=pool)
-        out_Cnd = attention_pages(q_Cnd, spans, layout, self._kv_of_head, window=window, pool=pool)
+        out_Cnd = attention_pages(q_Cnd, spans, layout, self._kv_of_head, window=of_layer.window, pool=pool)
         o_RH = weights.matrices["o"]
         padding = o_RH.shape[0] // len(self._share.attention) - out_Cnd.shape[-1]
         out_CnP = functional.pad(out_Cnd, (0, padding)) if padding else out_Cnd
@@ -236,8 +249,11 @@ class Engine:
             return fused.run(x_CH)
         gate, up, down = (weights.matrices[name] for name in FFN_MATRICES)
         biases = self._ffn_bias(weights, "gate", gate.shape[0]), self._ffn_bias(weights, "up", up.shape[0])
-        norm_H = weights.vectors["ffn_norm"]
-        return ffn(x_CH, norm_H, self.config.rms_norm_eps, gate, up, down, self.linear, biases)
+        norm_H, activation = weights.vectors["ffn_norm"], self._activation(layer)
+        return ffn(x_CH, norm_H, self.config.rms_norm_eps, gate, up, down, self.linear, biases, activation)
+
+    def _activation(self, layer: int) -> Activation:
+        return Activation(self.config.layers[layer].ffn.activation)
 
     def _ffn_bias(self, weights: BlockWeights, name: str, columns: int = 0) -> Tensor | None:
         bias = weights.vectors.get(f"{name}_bias")
@@ -247,43 +263,56 @@ class Engine:
         # Padding stays zero through SwiGLU and `down`.
         return functional.pad(own, (0, max(0, columns - own.shape[0])))
 
-    def _tables(self, segment: Segment) -> tuple[Tensor, Tensor]:
-        rope, width = self.config.rope, self.config.head_dim
+    def _tables(self, rope: RopeConfig | None, segments: Sequence[Segment]) -> RotationTables:
+        found = [table for segment in segments for table in self._segment_tables(rope, segment)]
+        cos, sin = zip(*found, strict=True)
+        return torch.cat(cos), torch.cat(sin)
+
+    def _segment_tables(self, rope: RopeConfig | None, segment: Segment) -> Iterator[RotationTables]:
+        if rope is None:
+            yield torch.empty(segment.length, 0), torch.empty(segment.length, 0)
+            return
         start, stop = segment.start, segment.start + segment.length
-        blocks = range(start // _POSITIONS, (stop - 1) // _POSITIONS + 1)
-        cos, sin = zip(*(_kept_tables(rope, width, block) for block in blocks), strict=True)
-        own = slice(start - blocks.start * _POSITIONS, stop - blocks.start * _POSITIONS)
-        if len(blocks) == 1:
-            return cos[0][own], sin[0][own]
-        return torch.cat(cos)[own], torch.cat(sin)[own]
+        for block in range(start // _POSITIONS, (stop - 1) // _POSITIONS + 1):
+            cos_Pr, sin_Pr = _kept_tables(rope, self.config.head_dim, block)
+            first = block * _POSITIONS
+            own = slice(max(start - first, 0), stop - first)
+            yield cos_Pr[own], sin_Pr[own]
+
+    def _end(self, weights: BlockWeights, *, is_ffn: bool) -> BlockEnd:
+        vectors, config = weights.vectors, self.config
+        bias, norm = ("down_bias", "ffn_end_norm") if is_ffn else ("o_bias", "attention_end_norm")
+        if bias not in vectors and norm not in vectors and config.factors.block == 1:
+            return PLAIN_END
+        return BlockEnd(vectors.get(bias), vectors.get(norm), config.rms_norm_eps, config.factors.block)
 
     @cached_property
     def _layers(self) -> FusedLayers | None:
         kept = self.weights.kept()
-        if self.linear.pool is None or kept is None:
+        if self.linear.pool is None or kept is None or len(self.config.ropes) > 1:
             return None
         blocks: list[tuple[FusedAttention, FusedFFN]] = []
+        ends: list[tuple[BlockEnd, BlockEnd]] = []
         for layer in range(self.config.num_layers):
             of_attention, of_ffn = kept[Block(layer, "attention")], kept[Block(layer, "ffn")]
-            # Such a bias is added after the all-reduce.
-            if "o_bias" in of_attention.vectors or "down_bias" in of_ffn.vectors:
-                return None
             attention = _kept(self._attentions, layer, of_attention, self._new_attention)
             ffn_block = _kept(self._ffns, layer, of_ffn, self._new_ffn)
             if attention is None or ffn_block is None:
                 return None
             blocks.append((attention, ffn_block))
-        return FusedLayers(blocks, self.linear.pool)
+            ends.append((self._end(of_attention, is_ffn=False), self._end(of_ffn, is_ffn=True)))
+        return FusedLayers(blocks, self.linear.pool, ends)
 
     def _new_attention(self, layer: int, weights: BlockWeights) -> FusedAttention | None:
         vectors, config, pool, (grid, _) = weights.vectors, self.config, self.linear.pool, self._grids[layer]
+        of_layer = config.layers[layer].attention
         matrices = _panels(weights, ATTENTION_MATRICES)
         if pool is None or config.head_dim > MAX_HEAD_WIDTH or len(matrices) < 4 or grid is None:
             return None
         q, k, v, o = matrices
         q_bias, k_bias, v_bias = (
             vectors[f"{name}_bias"][heads.start * config.head_dim : heads.stop * config.head_dim]
-            if config.qkv_bias
+            if of_layer.qkv_bias
             else None
             for name, heads in (("q", self._share.attention), ("k", self._kv), ("v", self._kv))
         )
@@ -296,8 +325,9 @@ class Engine:
             self.cache.layouts[layer],
             pool,
             biases=(q_bias, k_bias, v_bias),
-            head_norms_d=(vectors["q_norm"], vectors["k_norm"]) if config.qk_norm else None,
-            window=config.windows[layer],
+            head_norms_d=(vectors["q_norm"], vectors["k_norm"]) if of_layer.head_norms else None,
+            window=of_layer.window,
+            rotated=None if of_layer.rope else 0,
         )
 
     def _new_ffn(self, layer: int, weights: BlockWeights) -> FusedFFN | None:
@@ -307,7 +337,7 @@ class Engine:
         gate, up, down = matrices
         biases = self._ffn_bias(weights, "gate"), self._ffn_bias(weights, "up")
         norm_H, eps = weights.vectors["ffn_norm"], self.config.rms_norm_eps
-        return FusedFFN(norm_H, eps, (gate, up, down), pool, grid, biases)
+        return FusedFFN(norm_H, eps, (gate, up, down), pool, grid, biases, self._activation(layer))
 
 
 def _kept(

@@ -272,7 +272,7 @@ class Leader:
         engine.meter.block, engine.meter.step = 0, self._step
         self._recorder.start(plan)
         with engine.meter.embedding_span:
-            x_TH = engine.weights.embedding_rows(ids)
+            x_TH = engine.embedding(ids)
         self._lone = batch.lone, self._step
         try:
             with engine.meter.announce_span:

@@ -17,7 +17,7 @@ from tpiedge.collectives.communicator import Communicator, Tag
 from tpiedge.collectives.summation import F32Array
 from tpiedge.engine.meter import Meter
 from tpiedge.errors import Cancelled, ProtocolError
-from tpiedge.kernels.grid import Grid, add_sums, widened
+from tpiedge.kernels.grid import PLAIN_END, BlockEnd, Grid, add_sums, widened
 from tpiedge.kernels.library import Pool
 from tpiedge.wire.data import Segment, StepPlan
 from tpiedge.wire.fields import ACTIVATION_BYTES, WirePrecision
@@ -110,7 +110,7 @@ class ChunkRows:
 class _UnderWay:
     rows: ChunkRows
     tag: Tag
-    bias_H: Tensor | None
+    end: BlockEnd
     grid: Grid | None
     begun: float
 
@@ -129,13 +129,13 @@ class OverlappedReduces:
         rows: ChunkRows,
         partial_CH: Tensor | None,
         tag: Tag,
-        bias_H: Tensor | None,
+        end: BlockEnd = PLAIN_END,
         grid: Grid | None = None,
         *,
         wait: bool,
     ) -> None:
-        """Adds `bias_H` and the sum of all nodes' partials to `rows`. Without `wait`, the addition happens later, at
-        the latest in `finish`. A `partial_CH` of None counts as zeros. With `grid`, partials are integers."""
+        """Changes `rows` by the sum of all nodes' partials, as `end` says. Without `wait`, it happens later, at the
+        latest in `finish`. A `partial_CH` of None counts as zeros. With `grid`, partials are integers."""
         contributes = partial_CH is not None
         if grid is not None and self._wire != "f32":
             partial_CH, grid = None if partial_CH is None else widened(partial_CH, grid), None
@@ -143,7 +143,7 @@ class OverlappedReduces:
         if given is None:  # only its shape and dtype count
             given = rows.x_CH if grid is None else torch.empty(rows.x_CH.shape, dtype=torch.int32)
         self._meter.block = tag.block
-        one = _UnderWay(rows, tag, bias_H, grid, time.perf_counter())
+        one = _UnderWay(rows, tag, end, grid, time.perf_counter())
         if wait:
             self.finish()
             with self._meter.reduce_span(tag.block):
@@ -175,13 +175,11 @@ class OverlappedReduces:
     def _take(self, one: _UnderWay, sum_CH: Tensor) -> None:
         self._check_cancelled(one.tag)
         rows = one.rows
-        if one.grid is not None:
-            add_sums(rows.x_CH, sum_CH, one.grid, self._pool)
-        else:
+        if one.grid is None and one.end is PLAIN_END:
             # numpy adds with the same bits, and a call of it costs less than one of torch right after a wake-up.
             np.add(rows.array_CH, sum_CH.numpy(), out=rows.array_CH)
-        if one.bias_H is not None:
-            np.add(rows.array_CH, one.bias_H.numpy(), out=rows.array_CH)
+        else:
+            add_sums(rows.x_CH, sum_CH, one.grid, self._pool, one.end)
 
     def _check_cancelled(self, tag: Tag) -> None:
         if self._communicator.cancelled:

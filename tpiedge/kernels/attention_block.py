@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tpiedge.kernels.attention import head_starts
 from tpiedge.kernels.ffn import NORMED_BYTES, SCRATCH_BYTES, FusedFFN
-from tpiedge.kernels.grid import Grid, sums_of
+from tpiedge.kernels.grid import PLAIN_END, BlockEnd, Grid, sums_of
 from tpiedge.kernels.kv_pages import PageLayout, Spans
 from tpiedge.kernels.library import F32_BYTES, NO_WINDOW, Pool, check_f32, pack_panels, pack_row_parallel
 from tpiedge.kernels.linear import check_weight
@@ -25,8 +25,8 @@ from tpiedge.kernels.shared_library import MAX_HEAD_WIDTH
 # at the end `head_starts`.
 _BLOCK = struct.Struct("=6q")
 _REST = struct.Struct("=q2d")
-# As PanelLayer of native/interface.h.
-_LAYER = struct.Struct("=3qd")
+# As the addresses of PanelLayer of native/interface.h.
+_LAYER = struct.Struct("=2q")
 
 
 class FusedAttention:
@@ -127,7 +127,13 @@ class FusedAttention:
 class FusedLayers:
     """Computes all layers in one native call, on a single node. Raises ValueError."""
 
-    def __init__(self, blocks: Sequence[tuple[FusedAttention, FusedFFN]], pool: Pool) -> None:
+    def __init__(
+        self,
+        blocks: Sequence[tuple[FusedAttention, FusedFFN]],
+        pool: Pool,
+        ends: Sequence[tuple[BlockEnd, BlockEnd]] | None = None,
+    ) -> None:
+        ends = [(PLAIN_END, PLAIN_END)] * len(blocks) if ends is None else ends
         hidden = {width for layer in blocks for block in layer for width in (block.hidden, block.outputs)}
         alike = {(attention.positions, attention.rotated) for attention, _ in blocks}
         if len(hidden) != 1 or len(alike) != 1:
@@ -135,12 +141,15 @@ class FusedLayers:
                 f"{len(blocks)} layers of hidden sizes {hidden}, with positions of a page and rotated columns {alike}"
             )
         self._packed = b"".join(
-            _LAYER.pack(_address(attention.packed), _address(ffn.packed), ffn.norm_H.data_ptr(), ffn.eps)
-            for attention, ffn in blocks
+            _LAYER.pack(*(_address(block.packed) for block in layer)) + first.packed + second.packed
+            for layer, (first, second) in zip(blocks, ends, strict=True)
         )
-        self._blocks = tuple(blocks)
+        self._blocks, self._ends = tuple(blocks), tuple(ends)  # their addresses are packed
         self._pool = pool
-        self._scratch = hidden.pop() + max(block.scratch for layer in blocks for block in layer)
+        width = hidden.pop()
+        for end in (end for pair in ends for end in pair):
+            end.check(width)
+        self._scratch = width + max(block.scratch for layer in blocks for block in layer)
         #: The most tokens whose scratch is not larger than the scratch of an FFN block.
         self.most_tokens = max(1, (SCRATCH_BYTES + NORMED_BYTES) // (F32_BYTES * self._scratch))
 

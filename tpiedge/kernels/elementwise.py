@@ -1,10 +1,11 @@
-"""RMS norm, SwiGLU, and rotary positions in Hugging Face's half-split form. In native code a token's bits do not depend
-on other tokens.
+"""RMS norm, gated activations, and rotary positions in Hugging Face's half-split form. In native code a token's bits do
+not depend on other tokens.
 
 T tokens, N heads, d head width, r rotated width.
 """
 
 import math
+from enum import StrEnum
 from typing import Final
 
 import numpy as np
@@ -28,6 +29,17 @@ _SERIES: Final = [
 # Signs of cos and sin after 0 to 3 quarter turns.
 _COSINE_SIGNS: Final = np.array([1.0, -1.0, -1.0, 1.0])
 _SINE_SIGNS: Final = np.array([1.0, 1.0, -1.0, -1.0])
+
+
+class Activation(StrEnum):
+    """An FFN's activation, named as in config.json. The order is the native code's numbering."""
+
+    SILU = "silu"
+    GELU_TANH = "gelu_pytorch_tanh"
+
+    @property
+    def number(self) -> int:
+        return list(Activation).index(self)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, pool: Pool | None = None) -> Tensor:
@@ -60,14 +72,22 @@ def rope(x_TNd: Tensor, cos_Tr: Tensor, sin_Tr: Tensor, pool: Pool | None = None
     return rotated if width == head_width else torch.cat((rotated, x_TNd[..., width:]), dim=-1)
 
 
-def swiglu(gate_TF: Tensor, up_TF: Tensor, pool: Pool | None = None) -> Tensor:
-    """Returns silu(gate) * up. Without `pool`, `gate_TF` is overwritten."""
+def activate(
+    gate_TF: Tensor,
+    up_TF: Tensor | None = None,
+    activation: Activation = Activation.SILU,
+    pool: Pool | None = None,
+) -> Tensor:
+    """Returns activation(gate) * up, or activation(gate). Without `pool`, `gate_TF` may be overwritten."""
     if pool is None:
-        return F.silu(gate_TF, inplace=True).mul_(up_TF)
-    for x_TF in (gate_TF, up_TF):
+        silu = activation is Activation.SILU
+        y_TF = F.silu(gate_TF, inplace=True) if silu else F.gelu(gate_TF, approximate="tanh")
+        return y_TF if up_TF is None else y_TF.mul_(up_TF)
+    for x_TF in (gate_TF, gate_TF if up_TF is None else up_TF):
         check_f32("gate or up", x_TF, gate_TF.shape)
-    y_TF = torch.empty(gate_TF.shape)
-    pool.call("tpiedge_swiglu", gate_TF.data_ptr(), up_TF.data_ptr(), y_TF.data_ptr(), y_TF.numel())
+    y_TF, up = torch.empty(gate_TF.shape), 0 if up_TF is None else up_TF.data_ptr()
+    numbers = y_TF.numel(), activation.number
+    pool.call("tpiedge_activate", gate_TF.data_ptr(), up, y_TF.data_ptr(), *numbers)
     return y_TF
 
 

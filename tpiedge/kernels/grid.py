@@ -5,19 +5,23 @@ rounded to whole steps. The steps of all units and nodes are added as integers. 
 are int32 if they surely fit, else int64. An int64 sum is NOT_A_NUMBER if one of its parts is NaN or beyond 2**46 steps.
 """
 
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 import torch
 from torch import Tensor
 
-from tpiedge.kernels.library import Pool
+from tpiedge.kernels.elementwise import rms_norm
+from tpiedge.kernels.library import Pool, check_f32
 
 NOT_A_NUMBER: Final = -(1 << 63)  # a sum with a part that is NaN or out of range
 MOST: Final = 1 << 56  # the largest magnitude of any other int64 sum
 
 _INT32: Final = (1 << 31) - 1
+_END: Final = struct.Struct("=2q3d")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,19 +53,64 @@ def widened(sums: Tensor, grid: Grid) -> Tensor:
     return (sums.float() * 2.0**grid.exponent).masked_fill(~number, torch.nan)
 
 
-def add_sums(x_TH: Tensor, sums_TH: Tensor, grid: Grid, pool: Pool | None) -> None:
-    """Adds `sums_TH` (int32 or int64) to `x_TH` (f32), both contiguous."""
-    if pool is None:
-        x_TH += widened(sums_TH, grid)
-        return
-    wide = sums_TH.dtype is torch.int64
+@dataclass(frozen=True)
+class BlockEnd:
+    """Ends a block of width H with x = scale * (x + factor * norm(sum + bias)), each operation rounded to f32.
+
+    `norm_H` is the weight of an RMS norm. None leaves out the bias or the norm. The tensors are contiguous f32 that
+    must not move.
+    """
+
+    bias_H: Tensor | None = None
+    norm_H: Tensor | None = None
+    eps: float = 0.0
+    factor: float = 1.0
+    scale: float = 1.0
+
+    @cached_property
+    def packed(self) -> bytes:
+        """The bytes of BlockEnd in native/interface.h."""
+        addresses = (0 if x_H is None else x_H.data_ptr() for x_H in (self.bias_H, self.norm_H))
+        return _END.pack(*addresses, self.eps, self.factor, self.scale)
+
+    def check(self, width: int) -> None:
+        """Raises ValueError unless bias and norm have `width` numbers."""
+        for name, x_H in (("bias", self.bias_H), ("norm", self.norm_H)):
+            if x_H is not None:
+                check_f32(f"the {name} at a block's end", x_H, (width,))
+
+
+PLAIN_END: Final = BlockEnd()
+
+
+def add_sums(
+    x_TH: Tensor, sums_TH: Tensor, grid: Grid | None, pool: Pool | None, end: BlockEnd = PLAIN_END
+) -> None:
+    """Ends a block: changes `x_TH` (f32) by `sums_TH`, which is int32 or int64 in steps of `grid`, or f32 without a
+    grid. Both are contiguous. Raises ValueError."""
+    end.check(x_TH.shape[-1])
+    kinds = (torch.float32,) if grid is None else (torch.int32, torch.int64)
     if (
         x_TH.dtype is not torch.float32
-        or not (wide or sums_TH.dtype is torch.int32)
+        or sums_TH.dtype not in kinds
         or x_TH.shape != sums_TH.shape
         or not (x_TH.is_contiguous() and sums_TH.is_contiguous() and x_TH.is_cpu and sums_TH.is_cpu)
     ):
         raise ValueError(
             f"sums {list(sums_TH.shape)} {sums_TH.dtype} do not fit f32 {list(x_TH.shape)} {x_TH.dtype}"
         )
-    pool.dll.tpiedge_add_sums(x_TH.data_ptr(), sums_TH.data_ptr(), x_TH.numel(), grid.exponent, wide)
+    if pool is not None:
+        scratch = None if end.norm_H is None else torch.empty(x_TH.shape)
+        exponent, kind = (0, 2) if grid is None else (grid.exponent, kinds.index(sums_TH.dtype))
+        room = 0 if scratch is None else scratch.data_ptr()
+        of_sums = sums_TH.data_ptr(), *x_TH.shape, exponent, kind
+        pool.call("tpiedge_add_sums", x_TH.data_ptr(), *of_sums, end.packed, room)
+        return
+    y_TH = sums_TH if grid is None else widened(sums_TH, grid)
+    if end.bias_H is not None:
+        y_TH = y_TH + end.bias_H
+    if end.norm_H is not None:
+        y_TH = rms_norm(y_TH, end.norm_H, end.eps)
+    x_TH += y_TH if end.factor == 1 else y_TH * end.factor
+    if end.scale != 1:
+        x_TH *= end.scale

@@ -24,6 +24,9 @@ _WEIGHT = struct.Struct("=5q")
 # A quantised weight: data, y, format, bytes from one unit to the next, rows, cols, rows of a unit, bias; exponent and
 # `most` of the grid; floats from one row of y to the next.
 _PANELS = struct.Struct("=11q")
+#: Packed in place of a matrix that there is not.
+NO_MATRIX: Final = bytes(_WEIGHT.size)
+NO_PANELS: Final = bytes(_PANELS.size)
 # As the statuses in native/interface.h.
 _NO_MEMORY, _TOO_LARGE = 1, 2
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from tpiedge.native_code import Signatures, find_library, load_library
 
-ABI = 11  # as in native/interface.cpp
+ABI = 12  # as in native/interface.cpp
 
 _TYPES = {
     **{"i": ctypes.c_int, "n": ctypes.c_int64, "u": ctypes.c_uint32, "U": ctypes.c_uint64},
@@ -25,17 +25,17 @@ _FUNCTIONS = {
     "tpiedge_close": ("p", ""),
     "tpiedge_project": ("ppnnbn", ""),
     "tpiedge_contract": ("ppbnn", "i"),
-    "tpiedge_ffn": ("ppnnpfibnp", "i"),
+    "tpiedge_ffn": ("ppnnpfibnnp", "i"),
     "tpiedge_panels_project": ("ppnbn", "i"),
     "tpiedge_panels_contract": ("ppnbi", "i"),
     "tpiedge_panels_attention": ("pbppbnpppi", "i"),
-    "tpiedge_panels_ffn": ("pbppnpfpi", "i"),
-    "tpiedge_add_sums": ("ppnni", ""),
+    "tpiedge_panels_ffn": ("pbppnpi", "i"),
+    "tpiedge_add_sums": ("pppnnnibp", ""),
     "tpiedge_panels_stack": ("pbnpbnpppp", "i"),
     "tpiedge_rms_norm": ("pppnnnnnpf", ""),
     "tpiedge_rope": ("pppnnnnnppn", ""),
     "tpiedge_crc32": ("pnu", "u"),
-    "tpiedge_swiglu": ("ppppn", ""),
+    "tpiedge_activate": ("ppppnn", ""),
     "tpiedge_kv_append": ("pppbbnnnnn", ""),
     "tpiedge_attention": ("pppbbnbnnf", ""),
     "tpiedge_quantise": ("npnnnnnnpp", "n"),

@@ -61,7 +61,7 @@ class WindowRows:
             tokens=len(ids),
             tables=(TableChange(_SLOT, 0, tuple(range(self._engine.cache.pages)), start),),
         )
-        x_TH = self._engine.weights.embedding_rows(ids)
+        x_TH = self._engine.embedding(ids)
         self._engine.communicator.announce(plan)
         self._engine.run(x_TH, plan)
         return x_TH
@@ -82,6 +82,7 @@ def open_engine(model: PreparedModel, layout: Layout, capacity_tokens: int) -> I
             functools.partial(placed, need.weights),
             kv_bytes=elastic_bytes(need.weights, cache.reserved_bytes),
             direct=need.weights.direct,
+            norm_offset=model.config.norm_offset,
         )
         resources.callback(weights.close)
         linear = Linear.create(Arithmetic(model.compute), layout.threads_per_node)

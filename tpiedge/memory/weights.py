@@ -45,14 +45,17 @@ class NodeWeights:
         kv_bytes: int = 0,
         direct: bool = True,
         progress: Callable[[int, int], None] | None = None,
+        norm_offset: float = 0.0,
     ) -> None:
-        """`kv_bytes` is memory that the empty KV cache lends to weights, beside the memory of `placement`."""
+        """`norm_offset` is added to the weights of norms. `kv_bytes` is memory that the empty KV cache lends to
+        weights, beside the memory of `placement`."""
         self.sweep = Sweep.of(pack, share, rank0)
         everything = Placement(0, frozenset(range(len(self.sweep.pieces))))
         self.placement = everything if placement is None else placement(self.sweep)
         self._kv_bytes = kv_bytes
         self._spare = SparePins([piece.nbytes for piece in self.sweep.pieces], self.placement)
         self._now = self._spare.placement(kv_bytes)
+        self._norm_offset = norm_offset
         self._pack = pack
         self._reader = DirectReader()
         self._embedding: EmbeddingTable | None = None
@@ -146,7 +149,7 @@ class NodeWeights:
 
     def _read_ahead(self, rank0: bool, direct: bool, progress: Callable[[int, int], None] | None) -> None:
         keys: list[BlobKey] = [*range(self._pack.num_layers), *(["head"] if rank0 else [])]  # type: ignore[list-item]
-        self.vectors = {key: _load_vectors(self._pack, key, self._reader) for key in keys}
+        self.vectors = {key: self._load_vectors(key) for key in keys}
         self._vector_bytes = sum(self._pack.layout(key).vectors_nbytes for key in keys)
         ring = self.placement.ring_bytes
         residency = Residency(self.sweep.sizes, ring, self._now.pinned, 64 << 20)
@@ -190,18 +193,20 @@ class NodeWeights:
             matrices[piece.matrix] = self._own[number]
         return BlockWeights(matrices, self.vectors["head" if block.kind == "head" else block.layer])
 
-
-def _load_vectors(pack: Pack, key: BlobKey, reader: DirectReader) -> Mapping[str, torch.Tensor]:
-    layout = pack.layout(key)
-    arena = Arena(layout.vectors_nbytes)
-    with DirectFile(pack.blob_path(key)) as file:
-        into = arena.buffer(0, layout.vectors_nbytes)
-        for job in reader.read_ranges(file, grouped(layout.vector_ranges()), pack.hashes(key), into):
-            job.result()
-    vectors = {}
-    for vector in layout.vectors:
-        dtype, nbytes = DTYPES[vector.precision], vector.nbytes
-        stored = as_matrix(arena.bytes(vector.offset, nbytes), 1, vector.length, nbytes, dtype)
-        vectors[vector.name] = stored[0].to(torch.float32, copy=True)
-    arena.close()
-    return vectors
+    def _load_vectors(self, key: BlobKey) -> Mapping[str, torch.Tensor]:
+        layout = self._pack.layout(key)
+        arena = Arena(layout.vectors_nbytes)
+        with DirectFile(self._pack.blob_path(key)) as file:
+            into = arena.buffer(0, layout.vectors_nbytes)
+            ranges = grouped(layout.vector_ranges())
+            for job in self._reader.read_ranges(file, ranges, self._pack.hashes(key), into):
+                job.result()
+        vectors = {}
+        for vector in layout.vectors:
+            dtype, nbytes = DTYPES[vector.precision], vector.nbytes
+            stored = as_matrix(arena.bytes(vector.offset, nbytes), 1, vector.length, nbytes, dtype)
+            vectors[vector.name] = stored[0].to(torch.float32, copy=True)
+            if vector.name.endswith("_norm"):
+                vectors[vector.name] += self._norm_offset
+        arena.close()
+        return vectors

@@ -10,7 +10,7 @@ read, because they can run code. A file is refused unless:
 import hashlib
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,8 +25,8 @@ from tpiedge.model.source import folder_label
 from tpiedge.model.spec import EMBEDDING, HEAD, model_spec
 from tpiedge.pack.layout import Storage
 from tpiedge.pack.quantised import Int4Tensor
-from tpiedge.pack.source import SourceTensor, StoredTensor, TensorSource
-from tpiedge.pack.specs import ModelSpec, Precision
+from tpiedge.pack.source import SourceTensor, StoredTensor, TensorRows, TensorSource
+from tpiedge.pack.specs import ModelSpec, Precision, whole_source
 from tpiedge.sanitise import quote, sanitised_line
 from tpiedge.units import format_bytes
 
@@ -125,6 +125,10 @@ INDEX = "model.safetensors.index.json"
 _MAX_SHARDS = 10_000
 _SOURCE_DTYPES = ("F32", "F16", "BF16")
 _PREFIX = "model."
+# How models with more than text name the parts of their text model.
+_TEXT_PREFIXES = (
+    ("model.language_model.", _PREFIX), ("language_model.model.", _PREFIX), ("language_model.lm_head.", "lm_head."),
+)  # fmt: skip
 _HEADLESS = ("embed_tokens.", "layers.", "norm.")
 _HEADLESS_ADVICE = (
     "write true for tie_word_embeddings in config.json if it is a model of embeddings, which needs no LM head"
@@ -175,6 +179,7 @@ class Checkpoint:
         tensors = joined_tensors(located, quantisation) if quantisation else located
         if not any(isinstance(tensor, Int4Tensor) for tensor in tensors.values()):
             quantisation = None
+        tensors = tensors | dict(_parts(tensors, model_spec(config)))
         return Checkpoint(folder, config, MappingProxyType(tensors), digest.hexdigest(), quantisation)
 
     @property
@@ -266,12 +271,33 @@ def _read_shard(folder: Path, name: str) -> tuple[Mapping[str, SourceTensor], st
 
 
 def _usual_names(tensors: Mapping[str, SourceTensor], *, tied: bool) -> dict[str, SourceTensor]:
-    """Adds the prefix that headless models leave out. If `tied`, a head without an embedding becomes the embedding."""
+    """Adds the prefix that headless models leave out, and takes the text model out of a larger one. If `tied`, a head
+    without an embedding becomes the embedding."""
     named = {f"{_PREFIX}{name}" if name.startswith(_HEADLESS) else name: one for name, one in tensors.items()}
+    for outer, own in _TEXT_PREFIXES:
+        named |= {
+            own + name.removeprefix(outer): one for name, one in tensors.items() if name.startswith(outer)
+        }
     found = named | {name: one for name, one in tensors.items() if name.startswith(_PREFIX)}
     if tied and EMBEDDING not in found and HEAD in found:
         found[EMBEDDING] = found.pop(HEAD)
     return found
+
+
+def _parts(tensors: Mapping[str, StoredTensor], spec: ModelSpec) -> Iterator[tuple[str, StoredTensor]]:
+    """Yields the matrices of `spec` that are some rows of a tensor. Raises UserError unless these are all its rows."""
+    stops: dict[str, int] = {}
+    for source in spec.source_shapes:
+        name, rows = whole_source(source)
+        if rows is not None and name in tensors and len(tensors[name].shape) == 2:
+            stops[name] = rows.stop
+            yield source, TensorRows(tensors[name], rows.start, (len(rows), tensors[name].shape[1]))
+    for name, stop in stops.items():
+        if tensors[name].shape[0] != stop:
+            raise UserError(
+                f"{tensors[name].files[0]}: tensor {name} has shape {_times(tensors[name].shape)}, config.json asks "
+                f"for {stop} rows; check that config.json belongs to the checkpoint"
+            )
 
 
 def _times(shape: tuple[int, ...]) -> str:

@@ -4,100 +4,104 @@ The files are untrusted. An error names the file and the field in one line.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal, cast, get_args
 
 import msgspec
 from msgspec import Meta
 
 from tpiedge.errors import UserError
+from tpiedge.model.blocks import FFN, MAX_FFN, MAX_HEAD_DIM, MAX_HEADS, Activation, Attention, Layer, Norms
+from tpiedge.model.families import FAMILIES, WRAPPERS
+from tpiedge.model.families.family import Factors, Family
 from tpiedge.model.folder import ConfigFields, has_file, parse_json, read_bytes, read_json
 from tpiedge.model.quantisation import Quantisation
 from tpiedge.model.rope import MAX_POSITIONS, Positions, RopeConfig
 from tpiedge.sanitise import quote, sanitised_line
-from tpiedge.units import counted
 
 MAX_CONFIG_BYTES = 4 << 20
 
 _MAX_WIDTH = 1 << 17
-_MAX_FFN = 1 << 20
 _MAX_LAYERS = 1024
-_MAX_HEADS = 4096
-MAX_HEAD_DIM = 1024
 _MAX_VOCAB = 1 << 22
 _MAX_EOS_IDS = 64
 _MIN_EPS, _MAX_EPS = 1e-12, 0.1
-_DEFAULT_WINDOW = 4096
 
 _DTYPES = ("float32", "float16", "bfloat16")
-_HEADLESS = ("LlamaModel", "MistralModel", "Qwen2Model", "Qwen3Model")
 _EXPERT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts")
 
-
-@dataclass(frozen=True)
-class _FamilyTraits:
-    """Defaults of a `model_type` in transformers 5. For a bias, None means that config.json decides."""
-
-    kv_heads: int | None  # default; None: as many as query heads
-    head_dim: int | None  # default; None: hidden_size / num_attention_heads
-    bos_id: int | None
-    eos_id: int | None
-    attention_bias: bool | None  # on q, k, v and o
-    qkv_bias: bool  # on q, k, v only, whatever the config says
-    mlp_bias: bool | None
-    qk_norm: bool
-    windows: str  # "none", "all" (sliding_window for every layer) or "layers" (from max_window_layers on)
-
-
-_FAMILIES: Mapping[str, _FamilyTraits] = {
-    "llama": _FamilyTraits(None, None, 1, 2, None, False, None, False, "none"),
-    "mistral": _FamilyTraits(8, None, 1, 2, False, False, False, False, "all"),
-    "qwen2": _FamilyTraits(32, None, None, None, False, True, False, False, "layers"),
-    "qwen3": _FamilyTraits(32, 128, None, None, None, False, False, True, "layers"),
-}
+_Hidden = Annotated[int, Meta(ge=1, le=_MAX_WIDTH)]
+_Heads = Annotated[int, Meta(ge=1, le=MAX_HEADS)]
+_Vocabulary = Annotated[int, Meta(ge=1, le=_MAX_VOCAB)]
+_Eps = Annotated[float, Meta(ge=_MIN_EPS, le=_MAX_EPS)]
+_Token = Annotated[int, Meta(ge=0)]
+_EosIds = Annotated[tuple[_Token, ...], Meta(max_length=_MAX_EOS_IDS)]
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """A model's numbers. In layer i, position p attends to q with p - windows[i] < q <= p (None: to all q <= p)."""
+    """What a model computes. `norm_offset` is added to the weights of norms when they are read."""
 
     model_type: str
-    hidden_size: Annotated[int, Meta(ge=1, le=_MAX_WIDTH)]
-    intermediate_size: Annotated[int, Meta(ge=1, le=_MAX_FFN)]
-    num_layers: Annotated[int, Meta(ge=1, le=_MAX_LAYERS)]
-    num_heads: Annotated[int, Meta(ge=1, le=_MAX_HEADS)]
-    num_kv_heads: Annotated[int, Meta(ge=1, le=_MAX_HEADS)]
-    head_dim: Annotated[int, Meta(ge=2, le=MAX_HEAD_DIM)]
-    vocab_size: Annotated[int, Meta(ge=1, le=_MAX_VOCAB)]
-    rms_norm_eps: Annotated[float, Meta(ge=_MIN_EPS, le=_MAX_EPS)]
-    rope: RopeConfig
+    hidden_size: _Hidden
+    vocab_size: _Vocabulary
+    layers: Annotated[tuple[Layer, ...], Meta(min_length=1, max_length=_MAX_LAYERS)]
+    rms_norm_eps: _Eps
     max_position_embeddings: Positions
     tie_word_embeddings: bool
-    qkv_bias: bool
-    o_bias: bool
-    mlp_bias: bool
-    qk_norm: bool
-    windows: tuple[Positions | None, ...]
-    bos_id: Annotated[int, Meta(ge=0)] | None
-    eos_ids: Annotated[tuple[Annotated[int, Meta(ge=0)], ...], Meta(max_length=_MAX_EOS_IDS)]
+    bos_id: _Token | None
+    eos_ids: _EosIds
     dtype: str
-    hidden_act: str
+    norms: Norms = "before"
+    norm_offset: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    factors: Factors = field(default_factory=Factors)
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layers)
+
+    @property
+    def first(self) -> Layer:
+        """The first layer. All layers have its widths."""
+        return self.layers[0]
+
+    @cached_property
+    def ropes(self) -> tuple[RopeConfig | None, ...]:
+        """The kinds of rotation, in the order of their first layers."""
+        return tuple(dict.fromkeys(one.attention.rope for one in self.layers))
+
+    @property
+    def rope(self) -> RopeConfig | None:
+        """The rotation of a layer, if possible of one without a window."""
+        found = (one.attention for one in sorted(self.layers, key=lambda one: one.attention.window or 0))
+        return next((one.rope for one in found if one.rope), None)
 
     @property
     def context_tokens(self) -> int:
-        """The number of usable positions. RoPE scaling extends it."""
-        rope, limit = self.rope, self.max_position_embeddings
-        match rope.kind:
-            case "linear":
-                return int(limit * rope.factor)
-            case "yarn":
-                return max(limit, int(rope.original_positions * rope.factor))
-        return limit
+        """The number of usable positions. RoPE scaling may extend it."""
+        return self.rope.context_tokens if self.rope else self.max_position_embeddings
+
+    @property
+    def num_heads(self) -> int:
+        return self.first.attention.heads
+
+    @property
+    def num_kv_heads(self) -> int:
+        return self.first.attention.kv_heads
+
+    @property
+    def head_dim(self) -> int:
+        return self.first.attention.width
+
+    @property
+    def intermediate_size(self) -> int:
+        return self.first.ffn.columns
 
     @property
     def group_size(self) -> int:
-        return self.num_heads // self.num_kv_heads
+        return self.first.attention.group_size
 
     @property
     def ffn_part(self) -> float:
@@ -123,66 +127,190 @@ class ModelConfig:
     def from_huggingface(values: Mapping[str, object], where: str = "config.json") -> "ModelConfig":
         """Reads the object in `config.json`; `where` names the file in messages."""
         config = ConfigFields(where, values)
-        family = _FAMILIES[config.choice("model_type", _FAMILIES)]
-        _refuse_unsupported(config)
-        heads, kv_heads, head_dim = _heads(config, family)
-        layers = config.integer("num_hidden_layers", 1, _MAX_LAYERS)
-        vocab = config.integer("vocab_size", 1, _MAX_VOCAB)
-        positions = config.integer("max_position_embeddings", 1, MAX_POSITIONS)
-
-        def bias(key: str, fixed: bool | None) -> bool:
-            return config.flag(key, False) if fixed is None else fixed
-
-        attention_bias = bias("attention_bias", family.attention_bias)
-        usual = {"bos_token_id": family.bos_id, "eos_token_id": family.eos_id}
-        known = {key: token for key, token in usual.items() if token is not None and token < vocab}
-        ids = ConfigFields(where, {**known, **values})
-        return _checked(
-            config,
-            ModelConfig(
-                model_type=config.text("model_type"),
-                hidden_size=config.integer("hidden_size", 1, _MAX_WIDTH),
-                intermediate_size=config.integer("intermediate_size", 1, _MAX_FFN),
-                num_layers=layers,
-                num_heads=heads,
-                num_kv_heads=kv_heads,
-                head_dim=head_dim,
-                vocab_size=vocab,
-                rms_norm_eps=config.number("rms_norm_eps", _MIN_EPS, _MAX_EPS, 1e-6),
-                rope=RopeConfig.from_huggingface(config, positions),
-                max_position_embeddings=positions,
-                tie_word_embeddings=config.flag("tie_word_embeddings", False),
-                qkv_bias=family.qkv_bias or attention_bias,
-                o_bias=attention_bias,
-                mlp_bias=bias("mlp_bias", family.mlp_bias),
-                qk_norm=family.qk_norm,
-                windows=_windows(config, family, layers),
-                bos_id=ids.optional_integer("bos_token_id", 0, vocab - 1),
-                eos_ids=_eos_ids(ids, vocab) or (),
-                dtype=_dtype(config),
-                hidden_act=config.text("hidden_act", "silu"),
-            ),
-        )
+        name = config.choice("model_type", [*FAMILIES, *WRAPPERS])
+        _refuse_unsupported(config, "ForConditionalGeneration" if name in WRAPPERS else "ForCausalLM")
+        if name in WRAPPERS:
+            inner = config.fields("text_config")
+            text = {"model_type": WRAPPERS[name], **_outer(config), **inner.values}
+            config = ConfigFields(inner.where, text)
+            name = config.choice("model_type", FAMILIES)
+        family = FAMILIES[name]
+        return _checked(config, _parsed(_with_defaults(config, family), family))
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self) | {"windows": list(self.windows), "eos_ids": list(self.eos_ids)}
+        """Returns what `from_json` reads. Models of alike layers keep the form of older packs."""
+        alike = _AlikeLayers.of(self)
+        if alike is not None and alike.config() == self:
+            found = asdict(alike) | {"rope": alike.rope.to_json()}
+            return found | {"windows": list(alike.windows), "eos_ids": list(self.eos_ids)}
+        return asdict(self) | {"layers": [asdict(one) for one in self.layers], "eos_ids": list(self.eos_ids)}
 
     @staticmethod
     def from_json(values: Mapping[str, object]) -> "ModelConfig":
         config = ConfigFields("the pack's model config", values)
         try:
-            found = msgspec.convert(values, ModelConfig)
+            if "layers" in values:
+                found = msgspec.convert(values, ModelConfig)
+            else:
+                found = msgspec.convert(values, _AlikeLayers).config()
         # UnicodeEncodeError: a key is half a surrogate pair
         except (msgspec.ValidationError, UnicodeEncodeError) as error:
             raise UserError(f"{config.where}: {sanitised_line(error, 120)}") from None
-        found.rope.check(ConfigFields(f"{config.where}, rope", {}))
-        config.choice("model_type", _FAMILIES)
+        for rope in {one.attention.rope: None for one in found.layers}:
+            if rope is not None:
+                rope.check(ConfigFields(f"{config.where}, rope", {}))
+        config.choice("model_type", FAMILIES)
         if any(token >= found.vocab_size for token in (*found.eos_ids, found.bos_id or 0)):
             config.refuse("eos_ids", "or bos_id are outside the vocabulary")
         return _checked(config, replace(found, dtype=_dtype(config)))
 
 
-def _refuse_unsupported(config: ConfigFields) -> None:
+@dataclass(frozen=True)
+class _AlikeLayers:
+    """A model whose layers differ by their windows only, as packs have it."""
+
+    model_type: str
+    hidden_size: _Hidden
+    intermediate_size: Annotated[int, Meta(ge=1, le=MAX_FFN)]
+    num_layers: Annotated[int, Meta(ge=1, le=_MAX_LAYERS)]
+    num_heads: _Heads
+    num_kv_heads: _Heads
+    head_dim: Annotated[int, Meta(ge=2, le=MAX_HEAD_DIM)]
+    vocab_size: _Vocabulary
+    rms_norm_eps: _Eps
+    rope: RopeConfig
+    max_position_embeddings: Positions
+    tie_word_embeddings: bool
+    qkv_bias: bool
+    o_bias: bool
+    mlp_bias: bool
+    qk_norm: bool
+    windows: tuple[Positions | None, ...]
+    bos_id: _Token | None
+    eos_ids: _EosIds
+    dtype: str
+    hidden_act: Literal["silu"]
+
+    @staticmethod
+    def of(model: ModelConfig) -> "_AlikeLayers | None":
+        attention, ffn = model.first.attention, model.first.ffn
+        if attention.rope is None or ffn.activation != "silu":
+            return None
+        return _AlikeLayers(
+            model.model_type,
+            model.hidden_size,
+            ffn.columns,
+            model.num_layers,
+            attention.heads,
+            attention.kv_heads,
+            attention.width,
+            model.vocab_size,
+            model.rms_norm_eps,
+            attention.rope,
+            model.max_position_embeddings,
+            model.tie_word_embeddings,
+            attention.qkv_bias,
+            attention.o_bias,
+            ffn.bias,
+            attention.head_norms,
+            tuple(one.attention.window for one in model.layers),
+            model.bos_id,
+            model.eos_ids,
+            model.dtype,
+            "silu",
+        )
+
+    def config(self) -> ModelConfig:
+        """Raises UserError unless there are as many windows as layers."""
+        if len(self.windows) != self.num_layers:
+            raise UserError(
+                f"the pack's model config: windows has {len(self.windows)} entries for {self.num_layers} layers"
+            )
+        heads = self.num_heads, self.num_kv_heads, self.head_dim, self.rope
+        biases = self.qkv_bias, self.o_bias, self.qk_norm
+        ffn = FFN(self.intermediate_size, self.mlp_bias)
+        return ModelConfig(
+            self.model_type,
+            self.hidden_size,
+            self.vocab_size,
+            tuple(Layer(Attention(*heads, window, *biases), ffn) for window in self.windows),
+            self.rms_norm_eps,
+            self.max_position_embeddings,
+            self.tie_word_embeddings,
+            self.bos_id,
+            self.eos_ids,
+            self.dtype,
+        )
+
+
+def _outer(config: ConfigFields) -> Mapping[str, object]:
+    """Returns what a model with more than text says outside of its `text_config`."""
+    keys = (
+        "tie_word_embeddings",
+        "dtype",
+        "torch_dtype",
+        "bos_token_id",
+        "eos_token_id",
+        "quantization_config",
+    )
+    return {key: config.values[key] for key in keys if config.raw(key) is not None}
+
+
+def _with_defaults(config: ConfigFields, family: Family) -> ConfigFields:
+    vocab = config.raw("vocab_size")
+    tokens = ("bos_token_id", "eos_token_id")
+    beyond = {key for key in tokens if isinstance(vocab, int) and family.defaults.get(key, 0) >= vocab}
+    usual = {key: value for key, value in family.defaults.items() if key not in beyond}
+    return ConfigFields(config.where, {**usual, **config.values})
+
+
+def _parsed(config: ConfigFields, family: Family) -> ModelConfig:
+    layers = config.integer("num_hidden_layers", 1, _MAX_LAYERS)
+    vocab = config.integer("vocab_size", 1, _MAX_VOCAB)
+    positions = config.integer("max_position_embeddings", 1, MAX_POSITIONS)
+    heads, kv_heads, head_dim = _heads(config, family)
+    windows = family.windows(config, layers)
+
+    def bias(key: str, fixed: bool | None) -> bool:
+        return config.flag(key, False) if fixed is None else fixed
+
+    attention_bias = bias("attention_bias", family.attention_bias)
+    ffn = FFN(
+        config.integer("intermediate_size", 1, MAX_FFN),
+        bias("mlp_bias", family.mlp_bias),
+        _activation(config, family),
+    )
+
+    def attention(window: int | None, rope: RopeConfig | None) -> Attention:
+        return Attention(
+            heads, kv_heads, head_dim, rope, window, family.qkv_bias or attention_bias, attention_bias,
+            family.head_norms,
+        )  # fmt: skip
+
+    ropes = family.ropes(config, positions, windows)
+    return ModelConfig(
+        model_type=family.model_type,
+        hidden_size=config.integer("hidden_size", 1, _MAX_WIDTH),
+        vocab_size=vocab,
+        layers=tuple(Layer(attention(*one), ffn) for one in zip(windows, ropes, strict=True)),
+        rms_norm_eps=config.number("rms_norm_eps", _MIN_EPS, _MAX_EPS, 1e-6),
+        max_position_embeddings=positions,
+        tie_word_embeddings=config.flag("tie_word_embeddings", False),
+        bos_id=config.optional_integer("bos_token_id", 0, vocab - 1),
+        eos_ids=_eos_ids(config, vocab) or (),
+        dtype=_dtype(config),
+        norms=family.norms,
+        norm_offset=family.norm_offset,
+        factors=family.factors(config),
+    )
+
+
+def _activation(config: ConfigFields, family: Family) -> Activation:
+    usual = str(family.defaults.get(family.activation_key, "silu"))
+    return cast(Activation, config.choice(family.activation_key, get_args(Activation), usual))
+
+
+def _refuse_unsupported(config: ConfigFields, end: str) -> None:
     Quantisation.of(config)
     for key in _EXPERT_KEYS:
         if config.raw(key) is not None:
@@ -192,49 +320,25 @@ def _refuse_unsupported(config: ConfigFields) -> None:
     names = config.raw("architectures")
     # Embedding models are saved without their LM head.
     given = [str(name) for name in names] if isinstance(names, list) else []
-    if given and not any(name.endswith("ForCausalLM") or name in _HEADLESS for name in given):
+    headless = {f"{family.name}Model" for family in FAMILIES.values()}
+    if given and not any(name.endswith(end) or name in headless for name in given):
         config.refuse(
             "architectures", f"is {quote(names)}: only text generation (...ForCausalLM) is supported"
         )
 
 
-def _heads(config: ConfigFields, family: _FamilyTraits) -> tuple[int, int, int]:
-    heads = config.integer("num_attention_heads", 1, _MAX_HEADS)
-    kv_default = heads if "num_key_value_heads" in config.values else family.kv_heads or heads
-    kv_heads = config.integer("num_key_value_heads", 1, _MAX_HEADS, kv_default)
-    if config.raw("head_dim") is not None or family.head_dim is not None:
-        return heads, kv_heads, config.integer("head_dim", 2, MAX_HEAD_DIM, family.head_dim)
+def _heads(config: ConfigFields, family: Family) -> tuple[int, int, int]:
+    heads = config.integer("num_attention_heads", 1, MAX_HEADS)
+    kv_heads = config.integer("num_key_value_heads", 1, MAX_HEADS, heads)
+    usual = family.defaults.get("head_dim")
+    if config.raw("head_dim") is not None or usual is not None:
+        return heads, kv_heads, config.integer("head_dim", 2, MAX_HEAD_DIM, usual)
     hidden = config.integer("hidden_size", 1, _MAX_WIDTH)
     if hidden % heads:
         config.refuse("hidden_size", f"({hidden}) is not a multiple of num_attention_heads ({heads})")
     if not 2 <= hidden // heads <= MAX_HEAD_DIM:
         config.refuse("hidden_size", f"/ num_attention_heads is {hidden // heads}, not 2 to {MAX_HEAD_DIM}")
     return heads, kv_heads, hidden // heads
-
-
-def _windows(config: ConfigFields, family: _FamilyTraits, layers: int) -> tuple[int | None, ...]:
-    window = None
-    if family.windows == "all" or (family.windows == "layers" and config.flag("use_sliding_window", False)):
-        default = None if "sliding_window" in config.values else _DEFAULT_WINDOW
-        window = config.optional_integer("sliding_window", 1, MAX_POSITIONS) or default
-    if family.windows != "layers":
-        return (window,) * layers
-    if config.raw("layer_types") is None:
-        first = config.integer("max_window_layers", 0, MAX_POSITIONS, 28)
-        return tuple(window if layer >= first else None for layer in range(layers))
-    types = config.sequence("layer_types", _MAX_LAYERS)
-    if len(types) != layers:
-        config.refuse(
-            "layer_types", f"has {counted(len(types), 'entry', 'entries')} for {counted(layers, 'layer')}"
-        )
-    for name in types:
-        if name not in ("full_attention", "attention", "sliding_attention"):
-            config.refuse("layer_types", f"holds {quote(name)}; supported: full_attention, sliding_attention")
-        if name == "sliding_attention" and window is None:
-            config.refuse(
-                "layer_types", "holds sliding_attention, but use_sliding_window and its size are not set"
-            )
-    return tuple(window if name == "sliding_attention" else None for name in types)
 
 
 def _eos_ids(config: ConfigFields, vocab: int) -> tuple[int, ...] | None:
@@ -255,15 +359,12 @@ def _dtype(config: ConfigFields) -> str:
 
 
 def _checked(config: ConfigFields, model: ModelConfig) -> ModelConfig:
-    if model.num_heads % model.num_kv_heads:
-        multiple = f"({model.num_heads}) is not a multiple of num_key_value_heads ({model.num_kv_heads})"
-        config.refuse("num_attention_heads", multiple)
-    if model.head_dim % 2:
-        config.refuse("head_dim", f"is {model.head_dim}; rotary positions need an even number")
-    if len(model.windows) != model.num_layers:
-        config.refuse("windows", f"has {len(model.windows)} entries for {model.num_layers} layers")
-    if model.hidden_act != "silu":
-        config.refuse("hidden_act", f"is {quote(model.hidden_act)}; supported is silu")
+    for attention in {one.attention: None for one in model.layers}:
+        if attention.heads % attention.kv_heads:
+            multiple = f"({attention.heads}) is not a multiple of num_key_value_heads ({attention.kv_heads})"
+            config.refuse("num_attention_heads", multiple)
+        if attention.width % 2:
+            config.refuse("head_dim", f"is {attention.width}; rotary positions need an even number")
     return model
 
 

@@ -1,37 +1,27 @@
-"""Computes the inverse frequencies of rotary position embeddings, with the scalings of Llama-like models.
+"""Describes rotary position embeddings, with the scalings of transformers 5 (`modeling_rope_utils.py`). Pure data."""
 
-Frequencies equal those of transformers 5 (`modeling_rope_utils.py`), up to f32 rounding. The module `decimal` computes
-powers with the same bits on all machines.
-"""
+from collections.abc import Collection
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any, Literal, cast, get_args
 
-import functools
-import math
-from dataclasses import dataclass
-from decimal import ROUND_HALF_EVEN, Context, Decimal, InvalidOperation, Overflow
-from typing import Annotated, Final, Literal, cast, get_args
-
-import numpy as np
 from msgspec import Meta
-from numpy.typing import NDArray
 
 from tpiedge.model.folder import ConfigFields
 
-RopeKind = Literal["default", "linear", "dynamic", "yarn", "llama3"]
-ROPE_KINDS: tuple[str, ...] = get_args(RopeKind)
-
-Frequencies = NDArray[np.float32]
+RopeKind = Literal["default", "linear", "dynamic", "yarn", "llama3", "longrope"]
+USUAL_KINDS: tuple[str, ...] = get_args(RopeKind)[:-1]
+"""The kinds of Llama and of most other families."""
 
 MAX_POSITIONS = 1 << 27
 Positions = Annotated[int, Meta(ge=1, le=MAX_POSITIONS)]
 _MIN_FACTOR, _MAX_FACTOR = 1e-3, 1e6
-_ONE: Final = np.float32(1)
-#: All fields are given, because defaults come from `decimal.DefaultContext`, which any library may change.
-_DIGITS: Final = Context(28, ROUND_HALF_EVEN, Emin=-999_999, Emax=999_999, traps=[InvalidOperation, Overflow])
+_Factor = Annotated[float, Meta(ge=_MIN_FACTOR, le=_MAX_FACTOR)]
 
 
 @dataclass(frozen=True)
 class RopeConfig:
-    """`max_positions` is the context length, `original_positions` that of pretraining (yarn, llama3)."""
+    """`max_positions` is the context length, `original_positions` that of pretraining (yarn, llama3, longrope). `part`:
+    the part of a head's columns that is rotated, the first ones."""
 
     kind: RopeKind
     theta: Annotated[float, Meta(ge=1.0001, le=1e12)]
@@ -46,27 +36,78 @@ class RopeConfig:
     mscale: Annotated[float, Meta(ge=0, le=1e3)] | None = None
     mscale_all_dim: Annotated[float, Meta(ge=0, le=1e3)] | None = None
     truncate: bool = True
+    part: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    #: For longrope: divisors of the frequencies within the original context.
+    short_factor: tuple[_Factor, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the fields. Those that older packs lack are left out unless they are used."""
+        new = {"part": 1.0, "short_factor": ()}
+        return {name: value for name, value in asdict(self).items() if name not in new or value != new[name]}
+
+    def rotated(self, width: int) -> int:
+        """Returns how many columns of a head of so many are rotated."""
+        return int(width * self.part)
+
+    @property
+    def context_tokens(self) -> int:
+        """The number of usable positions."""
+        match self.kind:
+            case "linear":
+                return int(self.max_positions * self.factor)
+            case "yarn":
+                return max(self.max_positions, int(self.original_positions * self.factor))
+            case "longrope":  # beyond, all earlier positions would be rotated otherwise
+                return self.original_positions
+        return self.max_positions
 
     @staticmethod
-    def from_huggingface(config: ConfigFields, max_positions: int) -> "RopeConfig":
-        """Reads `rope_parameters`, or the older `rope_scaling` and `rope_theta`."""
+    def from_huggingface(
+        config: ConfigFields,
+        max_positions: int,
+        theta: float = 10000.0,
+        kinds: Collection[str] = USUAL_KINDS,
+        *,
+        partial: bool = False,
+    ) -> "RopeConfig":
+        """Reads `rope_parameters`, or the older `rope_scaling` and `rope_theta`, whose default is `theta`. `partial`:
+        whether some columns of a head may stay as they are. Raises UserError."""
         key = "rope_scaling" if config.raw("rope_scaling") else "rope_parameters"
         rope = config.fields(key)
-        kind = rope.choice("rope_type", ROPE_KINDS, rope.text("type", "default"))
         if any(isinstance(rope.raw(name), dict) for name in ("full_attention", "sliding_attention")):
             config.refuse(key, "differs between layer types, which is not supported")
-        for fields in (config, rope):
-            if fields.number("partial_rotary_factor", 0, 1, 1.0) != 1.0:
-                fields.refuse("partial_rotary_factor", "below 1 is not supported")
-        theta = config if rope.raw("rope_theta") is None else rope
-        source = rope if config.raw("original_max_position_embeddings") is None else config
-        original = source.integer("original_max_position_embeddings", 1, MAX_POSITIONS, max_positions)
-        # yarn without a factor stretches the original context to the claimed one
-        implied = max_positions / original if kind == "yarn" else 1.0 if kind == "default" else None
+        if rope.raw("rope_theta") is None:
+            theta = config.number("rope_theta", 1.0001, 1e12, theta)
+        original = config.optional_integer("original_max_position_embeddings", 1, MAX_POSITIONS)
+        part = config.number("partial_rotary_factor", 1e-3, 1, 1.0)
+        found = RopeConfig.of(rope, max_positions, theta, original, part, kinds)
+        if found.part != 1 and not partial:
+            config.refuse("partial_rotary_factor", "below 1 is not supported")
+        return found
+
+    @staticmethod
+    def of(
+        rope: ConfigFields,
+        max_positions: int,
+        theta: float,
+        original: int | None = None,
+        part: float = 1.0,
+        kinds: Collection[str] = USUAL_KINDS,
+    ) -> "RopeConfig":
+        """Reads one kind of layers' parameters. `theta` and `part` are defaults. `original` outranks the parameter."""
+        kind = rope.choice("rope_type", kinds, rope.text("type", "default"))
+        if original is None:
+            original = rope.integer("original_max_position_embeddings", 1, MAX_POSITIONS, max_positions)
+        # yarn and longrope without a factor stretch the original context to the claimed one
+        implied = {
+            "yarn": max_positions / original,
+            "longrope": max_positions / original,
+            "default": 1.0,
+        }.get(kind)
         llama3 = kind == "llama3"
         found = RopeConfig(
             kind=cast(RopeKind, kind),
-            theta=theta.number("rope_theta", 1.0001, 1e12, 10000.0),
+            theta=rope.number("rope_theta", 1.0001, 1e12, theta),
             max_positions=max_positions,
             original_positions=original,
             factor=rope.number("factor", _MIN_FACTOR, _MAX_FACTOR, implied),
@@ -78,6 +119,8 @@ class RopeConfig:
             mscale=rope.optional_number("mscale", 0, 1e3),
             mscale_all_dim=rope.optional_number("mscale_all_dim", 0, 1e3),
             truncate=rope.flag("truncate", True),
+            part=rope.number("partial_rotary_factor", 1e-3, 1, part),
+            short_factor=_factors(rope) if kind == "longrope" else (),
         )
         found.check(rope)
         return found
@@ -87,69 +130,7 @@ class RopeConfig:
             fields.refuse("high_freq_factor", f"is {self.high_freq_factor:g}, not above low_freq_factor")
 
 
-@functools.lru_cache(maxsize=64)  # every step asks for them
-def rope_frequencies(rope: RopeConfig, head_dim: int) -> tuple[Frequencies, float]:
-    """Returns (inverse frequencies, factor on cos and sin). The frequencies are a read-only f32 [head_dim / 2]."""
-    exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
-    # One rounding of a frequency turns the angle at position 100,000 by 0.01.
-    log = _DIGITS.ln(Decimal.from_float(float(np.float32(rope.theta))))
-    exact = (
-        _DIGITS.exp(_DIGITS.multiply(Decimal.from_float(exponent), log)) for exponent in exponents.tolist()
-    )
-    powers = np.array([float(power) for power in exact], np.float32)
-    if rope.kind == "yarn":
-        return _yarn(rope, powers), _yarn_scale(rope)
-    if rope.kind == "llama3":
-        return _llama3(rope, _ONE / powers), 1.0
-    # "dynamic" changes nothing: models are used within `max_positions`.
-    return _ONE / powers / np.float32(rope.factor if rope.kind == "linear" else 1), 1.0
-
-
-def _logarithm(value: float) -> float:
-    return float(_DIGITS.ln(Decimal.from_float(value)))
-
-
-def _llama3(rope: RopeConfig, inverse: Frequencies) -> Frequencies:
-    original, low, high = rope.original_positions, rope.low_freq_factor, rope.high_freq_factor
-    wavelength = np.float32(2 * math.pi) / inverse
-    slowed = inverse / np.float32(rope.factor)
-    smooth = (np.float32(original) / wavelength - np.float32(low)) / np.float32(high - low)
-    between = (_ONE - smooth) * inverse / np.float32(rope.factor) + smooth * inverse
-    is_long = wavelength > np.float32(original / low)
-    is_short = wavelength < np.float32(original / high)
-    result: Frequencies = np.where(is_long, slowed, np.where(is_short, inverse, between))
-    return result
-
-
-def _yarn(rope: RopeConfig, powers: Frequencies) -> Frequencies:
-    """Keeps high frequencies and interpolates low ones: YaRN (arXiv 2309.00071)."""
-    head_dim = 2 * len(powers)
-
-    def dimension(turns: float) -> float:
-        """Returns the dimension whose angle makes `turns` turns within the original context."""
-        ratio = rope.original_positions / (turns * 2 * math.pi)
-        return head_dim * _logarithm(ratio) / (2 * _logarithm(rope.theta))
-
-    low, high = dimension(rope.beta_fast), dimension(rope.beta_slow)
-    if rope.truncate:
-        low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, head_dim - 1)
-    if low == high:
-        high += 0.001  # a step instead of a division by zero
-    steps = (np.arange(head_dim // 2, dtype=np.float32) - np.float32(low)) / np.float32(high - low)
-    kept = _ONE - np.clip(steps, np.float32(0), _ONE)
-    interpolated = _ONE / (np.float32(rope.factor) * powers)
-    result: Frequencies = interpolated * (_ONE - kept) + (_ONE / powers) * kept
-    return result
-
-
-def _yarn_scale(rope: RopeConfig) -> float:
-    if rope.attention_factor is not None:
-        return rope.attention_factor
-    if rope.mscale and rope.mscale_all_dim:
-        return _mscale(rope.factor, rope.mscale) / _mscale(rope.factor, rope.mscale_all_dim)
-    return _mscale(rope.factor, 1.0)
-
-
-def _mscale(factor: float, weight: float) -> float:
-    return 1.0 if factor <= 1 else 0.1 * weight * _logarithm(factor) + 1.0
+def _factors(rope: ConfigFields) -> tuple[float, ...]:
+    values = rope.sequence("short_factor", 1 << 9)
+    fields = ConfigFields(rope.where, {f"short_factor {place}": value for place, value in enumerate(values)})
+    return tuple(fields.number(name, _MIN_FACTOR, _MAX_FACTOR) for name in fields.values)

@@ -1,8 +1,13 @@
 """Describes a model's pack. The unit of q and o is a query head. The unit of k and v is a KV head. The unit of FFN
 and vocabulary is a tile of 128 rows."""
 
+from collections.abc import Iterator, Mapping
+from typing import Final
+
 from tpiedge.errors import UserError
+from tpiedge.model.blocks import Layer, Norms
 from tpiedge.model.config import ModelConfig
+from tpiedge.model.families import FAMILIES
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.specs import BlobSpec, MatrixSpec, ModelSpec, VectorSpec
 
@@ -11,6 +16,15 @@ TILE_ROWS = 128
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
 FINAL_NORM = "model.norm.weight"
+_NORMS: Final[Mapping[Norms, Mapping[str, str]]] = {
+    "before": {"attention_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"},
+    "around": {
+        "attention_norm": "input_layernorm",
+        "attention_end_norm": "post_attention_layernorm",
+        "ffn_norm": "pre_feedforward_layernorm",
+        "ffn_end_norm": "post_feedforward_layernorm",
+    },
+}
 
 
 def model_spec(config: ModelConfig) -> ModelSpec:
@@ -18,7 +32,9 @@ def model_spec(config: ModelConfig) -> ModelSpec:
     head = () if config.tie_word_embeddings else (MatrixSpec("head", HEAD, *vocabulary),)
     return ModelSpec(
         embedding=BlobSpec(matrices=(MatrixSpec("embedding", EMBEDDING, *vocabulary),)),
-        layers=tuple(_layer(config, f"model.layers.{index}") for index in range(config.num_layers)),
+        layers=tuple(
+            _layer(config, layer, f"model.layers.{index}") for index, layer in enumerate(config.layers)
+        ),
         head=BlobSpec(matrices=head, vectors=(VectorSpec("final_norm", FINAL_NORM, config.hidden_size),)),
         config=config.to_json(),
     )
@@ -32,28 +48,38 @@ def config_of_pack(pack: Pack) -> ModelConfig:
     return config
 
 
-def _layer(config: ModelConfig, prefix: str) -> BlobSpec:
-    hidden, unit, ffn = config.hidden_size, config.head_dim, config.intermediate_size
-    queries, keys = config.num_heads * unit, config.num_kv_heads * unit
+def _layer(config: ModelConfig, layer: Layer, prefix: str) -> BlobSpec:
+    hidden, unit, ffn = config.hidden_size, layer.attention.width, layer.ffn.columns
+    queries, keys = layer.attention.heads * unit, layer.attention.kv_heads * unit
     attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
+    qkv, inner = {"q": queries, "k": keys, "v": keys}, {"gate": ffn, "up": ffn}
+    names = {name: f"{attention}.{name}_proj.weight" for name in (*qkv, "o")}
+    names |= {name: f"{mlp}.{name}_proj.weight" for name in (*inner, "down")}
+    if FAMILIES[config.model_type].fused:
+        names |= dict(_rows_of(f"{attention}.qkv_proj.weight", qkv))
+        names |= dict(_rows_of(f"{mlp}.gate_up_proj.weight", inner))
     vectors = [
-        VectorSpec("attention_norm", f"{prefix}.input_layernorm.weight", hidden),
-        VectorSpec("ffn_norm", f"{prefix}.post_attention_layernorm.weight", hidden),
+        VectorSpec(name, f"{prefix}.{source}.weight", hidden) for name, source in _NORMS[config.norms].items()
     ]
-    if config.qk_norm:
+    if layer.attention.head_norms:
         vectors += [VectorSpec(f"{name}_norm", f"{attention}.{name}_norm.weight", unit) for name in "qk"]
     matrices = (
-        MatrixSpec("q", f"{attention}.q_proj.weight", queries, hidden, unit),
-        MatrixSpec("k", f"{attention}.k_proj.weight", keys, hidden, unit),
-        MatrixSpec("v", f"{attention}.v_proj.weight", keys, hidden, unit),
-        MatrixSpec("o", f"{attention}.o_proj.weight", queries, hidden, unit, transposed=True),
-        MatrixSpec("gate", f"{mlp}.gate_proj.weight", ffn, hidden, TILE_ROWS),
-        MatrixSpec("up", f"{mlp}.up_proj.weight", ffn, hidden, TILE_ROWS),
-        MatrixSpec("down", f"{mlp}.down_proj.weight", ffn, hidden, TILE_ROWS, transposed=True),
+        *(MatrixSpec(name, names[name], rows, hidden, unit) for name, rows in qkv.items()),
+        MatrixSpec("o", names["o"], queries, hidden, unit, transposed=True),
+        *(MatrixSpec(name, names[name], rows, hidden, TILE_ROWS) for name, rows in inner.items()),
+        MatrixSpec("down", names["down"], ffn, hidden, TILE_ROWS, transposed=True),
     )
-    has_bias = {**dict.fromkeys("qkv", config.qkv_bias), "o": config.o_bias}
+    has_bias = {**dict.fromkeys("qkv", layer.attention.qkv_bias), "o": layer.attention.o_bias}
     for matrix in matrices:
-        if has_bias.get(matrix.name, config.mlp_bias):
+        if has_bias.get(matrix.name, layer.ffn.bias):
             bias = f"{matrix.source.removesuffix('weight')}bias"
             vectors.append(VectorSpec(f"{matrix.name}_bias", bias, matrix.source_shape[0]))
     return BlobSpec(matrices, tuple(vectors))
+
+
+def _rows_of(tensor: str, rows: Mapping[str, int]) -> Iterator[tuple[str, str]]:
+    """Yields each matrix and its source, for matrices of so many rows that lie in one tensor, one after the other."""
+    first = 0
+    for name, count in rows.items():
+        yield name, f"{tensor}#{first}:{first + count}"
+        first += count

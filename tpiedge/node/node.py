@@ -173,6 +173,7 @@ class Node:
             kv_bytes=elastic_bytes(assign.weights, cache.reserved_bytes),
             direct=assign.weights.direct,
             progress=functools.partial(self._loading, communicator),
+            norm_offset=config.norm_offset,
         )
         self._resources.callback(self._weights.close)
         # With a ring memory is short, and reading takes longer than page faults do.

@@ -4,7 +4,7 @@ import json
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +22,7 @@ from tpiedge.pack.files import (
 )
 from tpiedge.pack.layout import PanelLayout, RowLayout
 from tpiedge.pack.reader import Pack, verify_pack
-from tpiedge.pack.specs import JSON, BlobKey
+from tpiedge.pack.specs import JSON, BlobKey, whole_source
 from tpiedge.pack.writer import STRIP_BYTES, transpose
 
 INDEX_NAME = "model.safetensors.index.json"
@@ -85,7 +85,7 @@ def export_safetensors(pack: Pack, out: Path, shard_bytes: int = 4_000_000_000) 
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} exists already: choose a new folder")
     places = _places(pack)
-    shards = split_shards((tensor for tensor, *_ in places.values()), shard_bytes)
+    shards = split_shards((tensor for tensor, _ in places.values()), shard_bytes)
     needed = sum(tensor.nbytes for shard in shards.values() for tensor in shard) + (1 << 20)
     with explain_write_errors(out.parent, needed), lock_target(out, timeout_s=1.0):
         check_free_space(out.parent, needed)
@@ -95,8 +95,9 @@ def export_safetensors(pack: Pack, out: Path, shard_bytes: int = 4_000_000_000) 
                 with (folder / name).open("wb") as file:
                     file.write(header(shard))
                     for tensor in shard:
-                        for part in _stored_parts(pack, *places[tensor.name]):
-                            file.write(array_bytes(part))
+                        for key, name in places[tensor.name][1]:
+                            for part in _stored_parts(pack, key, name):
+                                file.write(array_bytes(part))
                     file.flush()
                     os.fsync(file.fileno())
             if len(shards) > 1:
@@ -104,26 +105,35 @@ def export_safetensors(pack: Pack, out: Path, shard_bytes: int = 4_000_000_000) 
         return [out / name for name in shards]
 
 
-def _places(pack: Pack) -> dict[str, tuple[TensorEntry, BlobKey, str]]:
-    found: dict[str, tuple[TensorEntry, BlobKey, str]] = {}
+def _places(pack: Pack) -> dict[str, tuple[TensorEntry, list[tuple[BlobKey, str]]]]:
+    """Returns name -> (tensor, the pack's matrices or vector that it consists of)."""
+    found: dict[str, tuple[TensorEntry, list[tuple[BlobKey, str]]]] = {}
+    seen = set()
     for key in pack.keys:
         layout = pack.layout(key)
         dtype = STORED.get(layout.precision, "F32")
-        for m in layout.matrices:
-            found.setdefault(m.source, (TensorEntry(m.source, dtype, m.source_shape), key, m.name))
-        for v in layout.vectors:
-            stored = STORED[v.precision]
-            found.setdefault(v.source, (TensorEntry(v.source, stored, (v.length,)), key, v.name))
+        entries = [(m.name, TensorEntry(m.source, dtype, m.source_shape)) for m in layout.matrices]
+        entries += [(v.name, TensorEntry(v.source, STORED[v.precision], (v.length,))) for v in layout.vectors]
+        for part, entry in entries:
+            if entry.name in seen:
+                continue
+            seen.add(entry.name)
+            name, rows = whole_source(entry.name)
+            whole = replace(entry, name=name)
+            if rows is not None and name in found:
+                before = found[name][0]
+                whole = replace(whole, shape=(before.shape[0] + whole.shape[0], *whole.shape[1:]))
+            found[name] = whole, [*(found[name][1] if name in found else ()), (key, part)]
     return found
 
 
-def _stored_parts(pack: Pack, tensor: TensorEntry, key: BlobKey, part: str) -> Iterator[Array]:
+def _stored_parts(pack: Pack, key: BlobKey, part: str) -> Iterator[Array]:
     layout = pack.layout(key)
     with OpenFile(pack.blob_path(key)) as file:
-        if len(tensor.shape) == 1:
-            place = next(vector for vector in layout.vectors if vector.name == part)
-            yield file.array(place.offset, (place.nbytes,), np.dtype(np.uint8))
-            return
+        for place in layout.vectors:
+            if place.name == part:
+                yield file.array(place.offset, (place.nbytes,), np.dtype(np.uint8))
+                return
         match layout.matrix(part):
             case RowLayout() as matrix:
                 yield from _matrix_parts(matrix, file)

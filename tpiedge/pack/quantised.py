@@ -11,7 +11,7 @@ import numpy as np
 from tpiedge.errors import UserError
 from tpiedge.kernels.panels import FORMATS, GROUP, Array, Codes, PanelFormat, Scales
 from tpiedge.pack.dtypes import NUMPY, SourceDtype, f32_from_bf16
-from tpiedge.pack.source import OpenFiles, SourceTensor, StoredTensor
+from tpiedge.pack.source import OpenFiles, SourceTensor, StoredTensor, TensorRows
 from tpiedge.pack.specs import MatrixSpec
 
 BLOCKS: Mapping[str, tuple[int, int]] = MappingProxyType(
@@ -329,6 +329,8 @@ def _unpack_outputs(
 def tensor_from_json(value: Any) -> StoredTensor:
     """Returns the tensor from which `tensor_to_json` made `value`. Raises msgspec.ValidationError."""
     kind: type[StoredTensor] = SourceTensor
+    if isinstance(value, dict) and "rows_of" in value:
+        return TensorRows(tensor_from_json(value["rows_of"]), int(value["first"]), tuple(value["shape"]))
     if isinstance(value, dict):
         kind = BlockTensor if "blocks" in value else Int4Tensor
     return msgspec.convert(value, kind, dec_hook=lambda path, text: path(text))

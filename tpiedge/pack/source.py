@@ -126,6 +126,31 @@ class SourceTensor(msgspec.Struct, frozen=True, array_like=True):
         return None
 
 
+class TensorRows(msgspec.Struct, frozen=True):
+    """Some rows of another tensor, from row `first` on."""
+
+    rows_of: StoredTensor
+    first: int
+    shape: tuple[int, ...]
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        return self.rows_of.files
+
+    @property
+    def dtype(self) -> str:
+        return self.rows_of.dtype
+
+    def read(self, files: OpenFiles, rows: range, cols: range) -> Array:
+        return self.rows_of.read(files, self._own(rows), cols)
+
+    def codes(self, files: OpenFiles, rows: range, cols: range, form: PanelFormat) -> Codes | None:
+        return self.rows_of.codes(files, self._own(rows), cols, form)
+
+    def _own(self, rows: range) -> range:
+        return range(rows.start + self.first, rows.stop + self.first)
+
+
 def tensor_to_json(tensor: StoredTensor, path_text: Callable[[Path], str]) -> JSON:
     """Returns the JSON that `tensor_from_json` reads."""
     found: JSON = msgspec.to_builtins(tensor, enc_hook=path_text)

@@ -67,6 +67,18 @@ CHOICES: Final = (Precision.F32, Precision.BF16, Precision.Q8, Precision.Q4)
 """The precisions to which any weights can be rounded."""
 
 
+def whole_source(source: str) -> tuple[str, range | None]:
+    """Returns (the checkpoint's tensor, the rows of it that `source` names, or None for all). The source of a matrix that
+    is some rows of a tensor is "NAME#FIRST:LAST"."""
+    name, mark, rows = source.partition("#")
+    first, colon, last = rows.partition(":")
+    if not mark:
+        return source, None
+    if not (colon and first.isdecimal() and last.isdecimal() and int(first) < int(last)):
+        raise UserError(f"pack layout: {source!r:.100} names no rows of a tensor; pack again")
+    return name, range(int(first), int(last))
+
+
 class MatrixSpec(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """A stored matrix, cut into units."""
 

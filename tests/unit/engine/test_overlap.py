@@ -7,7 +7,7 @@ from torch import Tensor
 from tpiedge.collectives.communicator import Tag
 from tpiedge.engine.meter import Meter
 from tpiedge.engine.steps import ChunkRows, OverlappedReduces, StepCancelled
-from tpiedge.kernels.grid import NOT_A_NUMBER, Grid
+from tpiedge.kernels.grid import NOT_A_NUMBER, PLAIN_END, BlockEnd, Grid
 from tpiedge.kernels.linear import Arithmetic, Linear
 from tpiedge.wire.fields import WirePrecision
 
@@ -71,7 +71,7 @@ def test_all_reduces_finish_in_order_with_at_most_two_pending(
         for rows in chunk_rows(x_TH, chunks):
             if data.draw(st.booleans()):
                 one.finish(rows)
-            one.all_reduce(rows, torch.ones(1, HIDDEN), Tag(1, block, rows.index), None, wait=False)
+            one.all_reduce(rows, torch.ones(1, HIDDEN), Tag(1, block, rows.index), wait=False)
             assert recorder.under_way <= 2
     one.finish()
     assert recorder.under_way == 0
@@ -89,7 +89,7 @@ def test_cancelled_step_ends_at_the_reduce_that_reports_it(cancel_at: Tag) -> No
         for block in range(2):
             for rows in chunk_rows(x_TH, 2):
                 one.finish(rows)
-                one.all_reduce(rows, torch.ones(1, HIDDEN), Tag(1, block, rows.index), None, wait=False)
+                one.all_reduce(rows, torch.ones(1, HIDDEN), Tag(1, block, rows.index), wait=False)
         one.finish()
     assert recorder.calls[-1] == ("finish", cancel_at.block, cancel_at.chunk)
     expected = 2.0 * cancel_at.block
@@ -110,7 +110,12 @@ def test_grid_sums_are_sent_as_integers(kind: torch.dtype, native: bool, wait: b
     with Linear.create(Arithmetic.F32, 1) as linear:
         one = OverlappedReduces(recorder, Meter(), linear.pool if native else None)  # type: ignore[arg-type]
         one.all_reduce(
-            rows, torch.tensor([SUMS[kind]], dtype=kind), Tag(1, 0, 0), torch.ones(HIDDEN), GRID, wait=wait
+            rows,
+            torch.tensor([SUMS[kind]], dtype=kind),
+            Tag(1, 0, 0),
+            BlockEnd(torch.ones(HIDDEN)),
+            GRID,
+            wait=wait,
         )
         one.finish()
     assert recorder.kinds == [kind]
@@ -132,7 +137,7 @@ def test_rounded_partial_sums_are_sent_as_f32(wire: WirePrecision, wait: bool) -
         x_TH = torch.zeros(1, HIDDEN)
         (rows,) = chunk_rows(x_TH, 1)
         one = overlapped(recorder, wire)
-        one.all_reduce(rows, partial, Tag(1, 0, 0), None, GRID, wait=wait)
+        one.all_reduce(rows, partial, Tag(1, 0, 0), PLAIN_END, GRID, wait=wait)
         one.finish()
         assert recorder.kinds == [torch.float32]
         assert x_TH.tolist() == [added]

@@ -25,7 +25,8 @@ from tpiedge.kernels.kv_pages import PageLayout, Spans
 from tpiedge.kernels.library import Pool
 from tpiedge.kernels.panel_matrix import PanelMatrix
 from tpiedge.kernels.panels import FORMATS
-from tpiedge.model.rope import RopeConfig, rope_frequencies
+from tpiedge.model.rope import RopeConfig
+from tpiedge.model.rotation import rope_frequencies
 from tpiedge.pack.share import Share, kv_share
 from tpiedge.wire.fields import KVPrecision
 

@@ -5,7 +5,7 @@ import torch
 
 from tests.unit.kernels.instruction_sets import AVAILABLE
 from tests.unit.kernels.test_linear import opened
-from tpiedge.kernels.elementwise import rms_norm, rope, swiglu, tables
+from tpiedge.kernels.elementwise import Activation, activate, rms_norm, rope, tables
 
 
 @pytest.mark.parametrize("shape", [(1, 64), (5, 100), (3, 4, 60)])
@@ -42,7 +42,16 @@ def test_swiglu_equals_the_definition_in_place() -> None:
     gate, up = torch.randn(3, 7), torch.randn(3, 7)
     gate[:, 5:], up[:, 5:] = 0, 0
     owned = gate.clone()
-    out = swiglu(owned, up)
+    out = activate(owned, up)
     assert out.data_ptr() == owned.data_ptr()  # as large as the largest temporaries of a prefill
     torch.testing.assert_close(out, gate / (1 + torch.exp(-gate)) * up)
     assert torch.equal(out[:, 5:], torch.zeros(3, 2))
+
+
+@pytest.mark.parametrize("activation", Activation)
+def test_activations_equal_those_that_transformers_names(activation: Activation) -> None:
+    from transformers.activations import ACT2FN
+
+    gate, up = torch.randn(3, 7), torch.randn(3, 7)
+    torch.testing.assert_close(activate(gate.clone(), up, activation), ACT2FN[activation](gate) * up)
+    torch.testing.assert_close(activate(gate.clone(), activation=activation), ACT2FN[activation](gate))

@@ -1,11 +1,13 @@
 """The native operations that are not products, against float64 and bit for bit against themselves."""
 
+import math
+
 import pytest
 import torch
 
 from tests.unit.kernels.instruction_sets import AVAILABLE
 from tests.unit.kernels.test_linear import opened, weights
-from tpiedge.kernels.elementwise import rms_norm, rope, swiglu, tables
+from tpiedge.kernels.elementwise import Activation, activate, rms_norm, rope, tables
 from tpiedge.kernels.ffn import ffn
 from tpiedge.kernels.library import MAX_PRODUCTS, NATIVE_TOKENS, Pool
 from tpiedge.kernels.linear import Arithmetic
@@ -31,13 +33,21 @@ def test_rope_equals_the_definition(pool: Pool, width: int) -> None:
         torch.testing.assert_close(rope(x, cos, sin, pool).double(), expected, rtol=1e-6, atol=1e-6)
 
 
-def test_swiglu_equals_float64_for_all_magnitudes(pool: Pool) -> None:
+@pytest.mark.parametrize("activation", Activation)
+@pytest.mark.parametrize("gated", [True, False])
+def test_activations_equal_float64_for_all_magnitudes(
+    pool: Pool, activation: Activation, gated: bool
+) -> None:
     gate = torch.cat((torch.linspace(-200, 200, 4001), torch.linspace(-1e-3, 1e-3, 97), torch.zeros(3)))
-    up = torch.randn(gate.shape)
-    out = swiglu(gate[None], up[None], pool)[0]
-    expected = gate.double() * torch.sigmoid(gate.double()) * up.double()
+    up = torch.randn(gate.shape) if gated else None
+    out = activate(gate[None], None if up is None else up[None], activation, pool)[0]
+    wide = gate.double()
+    inner = wide if activation is Activation.SILU else math.sqrt(8 / math.pi) * (wide + 0.044715 * wide**3)
+    expected = wide * torch.sigmoid(inner) * (1 if up is None else up.double())
+    # An error of the argument is one of the exponential: the larger both are, the smaller is the result.
+    rtol = 1e-6 * (1 if activation is Activation.SILU else 12)
     # e^88 is the exponential's upper bound: below -88 the result is no longer relative, but 0 to 1e-35.
-    torch.testing.assert_close(out.double(), expected, rtol=1e-6, atol=1e-35)
+    torch.testing.assert_close(out.double(), expected, rtol=rtol, atol=1e-35)
     assert torch.equal(out[-3:], torch.zeros(3))
 
 
@@ -63,6 +73,7 @@ def test_batched_products_equal_single_ones_exactly(isa: str, arithmetic: Arithm
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("engine", ["torch", *AVAILABLE])
 def test_ffn_equals_its_parts_bit_for_bit(engine: str, dtype: torch.dtype, arithmetic: Arithmetic) -> None:
+    gelu = Activation.GELU_TANH
     gate, up, down = weights(200, 90, dtype), weights(200, 90, dtype), weights(200, 77, dtype)
     norm = torch.randn(90)
     for threads in (1, 2):
@@ -70,5 +81,11 @@ def test_ffn_equals_its_parts_bit_for_bit(engine: str, dtype: torch.dtype, arith
             for tokens in (0, 1, 3, NATIVE_TOKENS, NATIVE_TOKENS + 1):
                 x = torch.randn(tokens, 90)
                 h = rms_norm(x, norm, 1e-5, linear.pool)
-                inner = swiglu(linear.project(h, gate), linear.project(h, up), linear.pool)
+                inner = activate(linear.project(h, gate), linear.project(h, up), pool=linear.pool)
                 assert torch.equal(ffn(x, norm, 1e-5, gate, up, down, linear), linear.contract(inner, down))
+                inner = activate(linear.project(x, gate), linear.project(x, up), gelu, linear.pool)
+                found = ffn(x, None, 1e-5, gate, up, down, linear, activation=gelu)
+                assert torch.equal(found, linear.contract(inner, down))
+                inner = activate(linear.project(h, up), None, gelu, linear.pool)
+                found = ffn(x, norm, 1e-5, None, up, down, linear, activation=gelu)
+                assert torch.equal(found, linear.contract(inner, down))

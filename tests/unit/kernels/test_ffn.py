@@ -8,7 +8,7 @@ from tests.unit.kernels.instruction_sets import AVAILABLE
 from tests.unit.kernels.panel_reference import Quantised, random_matrix
 from tests.unit.kernels.test_linear import opened
 from tpiedge.engine.steps import StepLimits
-from tpiedge.kernels.elementwise import rms_norm, swiglu
+from tpiedge.kernels.elementwise import Activation, activate, rms_norm
 from tpiedge.kernels.ffn import NORMED_BYTES, SCRATCH_BYTES, FusedFFN, mini_sequences
 from tpiedge.kernels.grid import MOST, Grid
 from tpiedge.kernels.library import NATIVE_TOKENS
@@ -76,10 +76,39 @@ def test_fused_ffn_equals_its_parts(engine: str, bits: int, biased: tuple[bool, 
                 y_gate, y_up = linear.project(h, gate), linear.project(h, up)
                 y_gate = y_gate if gate_bias is None else y_gate + gate_bias
                 y_up = y_up if up_bias is None else y_up + up_bias
-                expected = linear.contract(swiglu(y_gate, y_up, linear.pool), down, grid)
+                expected = linear.contract(activate(y_gate, y_up, pool=linear.pool), down, grid)
                 y = FusedFFN(norm, 1e-5, (gate, up, down), linear.pool, grid, (gate_bias, up_bias)).run(x)
                 assert y.dtype is expected.dtype
                 assert torch.equal(y, expected)
                 if of == "wide" and tokens:
                     assert y.dtype is torch.int64
                     assert (y > -MOST).all()
+
+
+@pytest.mark.parametrize("bits", MATRICES)
+@pytest.mark.parametrize("activation", Activation)
+@pytest.mark.parametrize("normed", [True, False])
+@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize("engine", AVAILABLE)
+def test_fused_ffn_has_other_activations_and_leaves_out_gate_and_norm(
+    engine: str, gated: bool, normed: bool, activation: Activation, bits: int
+) -> None:
+    gate, up, down = _panels(bits)
+    norm, up_bias = torch.randn(HIDDEN) if normed else None, torch.randn(INNER)
+    with opened(engine, INT8, 2) as linear:
+        assert linear.pool is not None
+        for tokens in (1, 5):
+            x = torch.randn(tokens, HIDDEN)
+            h = x if norm is None else rms_norm(x, norm, 1e-5, linear.pool)
+            y_up = linear.project(h, up) + up_bias
+            inner = activate(
+                *((linear.project(h, gate), y_up) if gated else (y_up,)),
+                activation=activation,
+                pool=linear.pool,
+            )
+            matrices = (gate if gated else None, up, down)
+            fused = FusedFFN(norm, 1e-5, matrices, linear.pool, GRID, (None, up_bias), activation)
+            assert torch.equal(fused.run(x), linear.contract(inner, down, GRID))
+            if not gated:
+                with pytest.raises(ValueError, match="bias"):
+                    FusedFFN(norm, 1e-5, matrices, linear.pool, GRID, (up_bias, None))

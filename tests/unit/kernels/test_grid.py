@@ -1,5 +1,6 @@
 import math
 from collections.abc import Iterator
+from contextlib import closing
 from fractions import Fraction
 
 import numpy as np
@@ -10,7 +11,8 @@ from hypothesis import strategies as st
 
 from tests.unit.kernels.instruction_sets import AVAILABLE
 from tests.unit.kernels.test_linear import open_library
-from tpiedge.kernels.grid import MOST, NOT_A_NUMBER, Grid, add_sums, widened
+from tpiedge.kernels.elementwise import rms_norm
+from tpiedge.kernels.grid import MOST, NOT_A_NUMBER, BlockEnd, Grid, add_sums, widened
 from tpiedge.kernels.library import Pool
 
 INT32 = (1 << 31) - 1
@@ -83,6 +85,42 @@ def test_add_sums_refuses_mismatched_tensors(pool: Pool) -> None:
     ):
         with pytest.raises(ValueError, match="do not fit"):
             add_sums(bad_x, bad_sums, grid, pool)
+
+
+ENDS = {
+    "bias": BlockEnd(torch.linspace(-1, 1, 600)),
+    "norm": BlockEnd(norm_H=torch.linspace(0.5, 1, 600), eps=1e-5),
+    "factor": BlockEnd(factor=0.22),
+    "scale": BlockEnd(scale=0.7),
+    "all": BlockEnd(torch.linspace(-1, 1, 600), torch.linspace(0.5, 1, 600), 1e-5, -1.3, 0.7),
+}
+
+
+@pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.float32])
+def test_the_end_of_a_block_equals_its_parts(pool: Pool, dtype: torch.dtype, end: BlockEnd) -> None:
+    for isa in AVAILABLE:
+        with closing(Pool(open_library(isa), 2)) as other:
+            for tokens in (0, 1, 3, 200):
+                x, grid = torch.randn(tokens, 600), None if dtype is torch.float32 else Grid(-12)
+                sums = (torch.randn(tokens, 600) * (1 if grid is None else 5000)).to(dtype)
+                y = sums if grid is None else widened(sums, grid)
+                y = y if end.bias_H is None else y + end.bias_H
+                plain = y if end.norm_H is None else rms_norm(y, end.norm_H, end.eps)
+                y = y if end.norm_H is None else rms_norm(y, end.norm_H, end.eps, pool)
+                found, by_torch = x.clone(), x.clone()
+                add_sums(found, sums, grid, other, end)
+                assert torch.equal(found, end.scale * (x + end.factor * y)), isa
+                add_sums(by_torch, sums, grid, None, end)
+                assert torch.equal(by_torch, end.scale * (x + end.factor * plain))
+
+
+def test_the_end_of_a_block_refuses_other_widths(pool: Pool) -> None:
+    x = torch.zeros(2, 4)
+    for end in (BlockEnd(torch.zeros(5)), BlockEnd(norm_H=torch.zeros(4).double())):
+        for of in (pool, None):
+            with pytest.raises(ValueError, match="at a block's end"):
+                add_sums(x, x.int(), Grid(0), of, end)
 
 
 def test_grid_range_is_divided_among_nodes() -> None:

@@ -53,7 +53,8 @@ def test_biases_follow_model_family(
     small_config: dict[str, Any], changes: dict[str, Any], biases: tuple[bool, ...]
 ) -> None:
     config = parse(small_config | changes)
-    assert (config.qkv_bias, config.o_bias, config.mlp_bias, config.qk_norm) == biases
+    attention, ffn = config.first.attention, config.first.ffn
+    assert (attention.qkv_bias, attention.o_bias, ffn.bias, attention.head_norms) == biases
 
 
 WINDOWED = {"use_sliding_window": True, "sliding_window": 32}
@@ -83,7 +84,7 @@ def test_sliding_windows_follow_model_family(
     from transformers import AutoConfig
 
     values = small_config | changes
-    assert parse(values).windows == windows
+    assert tuple(layer.attention.window for layer in parse(values).layers) == windows
     theirs = AutoConfig.for_model(**values)
     if values["model_type"] in ("qwen2", "qwen3"):
         kinds = tuple(

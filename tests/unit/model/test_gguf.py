@@ -16,7 +16,7 @@ from tests.unit.model.gguf_files import TinyGguf, dequantised, paired_back
 from tpiedge.errors import UserError
 from tpiedge.model.gguf.model import GgufModel, gguf_name
 from tpiedge.model.quantisation import rounded_matrices
-from tpiedge.model.rope import rope_frequencies
+from tpiedge.model.rotation import rope_frequencies
 from tpiedge.model.spec import model_spec
 from tpiedge.pack.export import export_safetensors
 from tpiedge.pack.layout import Storage
@@ -180,11 +180,11 @@ READ: list[tuple[dict[str, Any], dict[str, object]]] = [
         {"architecture": "qwen3", "heads": 4, "kv_heads": 2, "head_dim": 32, "tied": True},
         {
             "model_type": "qwen3", "hidden_size": 64, "intermediate_size": 160, "num_heads": 4, "num_kv_heads": 2,
-            "head_dim": 32, "vocab_size": 300, "tie_word_embeddings": True, "qk_norm": True, "rms_norm_eps": 1e-5,
-            "rope.theta": 10000.0,
+            "head_dim": 32, "vocab_size": 300, "tie_word_embeddings": True, "first.attention.head_norms": True,
+            "rms_norm_eps": 1e-5, "rope.theta": 10000.0,
         },
     ),
-    ({"architecture": "qwen2"}, {"qkv_bias": True}),
+    ({"architecture": "qwen2"}, {"first.attention.qkv_bias": True}),
     ({}, {"tie_word_embeddings": False}),
     ({"extra": {"rope_freqs.weight": np.ones(16, np.float32)}}, {"rope.kind": "default"}),
     ({"keys": _LINEAR}, {"rope.kind": "linear", "rope.factor": 4.0}),
@@ -259,12 +259,13 @@ def test_config_biases_follow_tensors_in_file(tmp_path: Path) -> None:
     }
     path = TinyGguf(layers=1, extra=extra).write(tmp_path / "f.gguf")
     model = GgufModel.open(path)
-    assert (model.config.qkv_bias, model.config.o_bias, model.config.mlp_bias) == (True, True, True)
+    attention, ffn = model.config.first.attention, model.config.first.ffn
+    assert (attention.qkv_bias, attention.o_bias, ffn.bias) == (True, True, True)
     back = packed(path, None, tmp_path)[1]
     for name, values in checkpoint_numbers(path, model).items():
         np.testing.assert_array_equal(back[name], values, err_msg=name)
     only_qkv = {name: values for name, values in extra.items() if "output" not in name and "ffn" not in name}
-    assert not config_of(tmp_path, extra=only_qkv).o_bias
+    assert not config_of(tmp_path, extra=only_qkv).first.attention.o_bias
 
 
 def split_model(folder: Path) -> tuple[GgufModel, list[Path]]:

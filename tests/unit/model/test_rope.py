@@ -9,7 +9,8 @@ import torch
 
 from tpiedge.errors import UserError
 from tpiedge.model.config import ModelConfig
-from tpiedge.model.rope import ROPE_KINDS, RopeConfig, rope_frequencies
+from tpiedge.model.rope import USUAL_KINDS, RopeConfig
+from tpiedge.model.rotation import rope_frequencies
 
 BASE: dict[str, Any] = {
     "hidden_size": 512, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4,
@@ -114,7 +115,7 @@ def test_impossible_parameters_are_named(values: dict[str, Any], named: str) -> 
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize("kind", ROPE_KINDS)
+@pytest.mark.parametrize("kind", USUAL_KINDS)
 def test_rope_frequencies_match_golden_hashes(kind: str) -> None:
     """SHA-256 of all kinds, f32 in little-endian order, whatever the thread's decimal context."""
     of_kind = {"llama3": LLAMA3, "yarn": YARN}.get(kind, {"rope_type": kind, "factor": 4.0})

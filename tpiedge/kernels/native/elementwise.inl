@@ -87,19 +87,39 @@ void rope(const Rows &rows, const float *cos, const float *sin, int64_t rotated)
         }
 }
 
+// x / (1 + e^-x).
 template <class V>
-inline typename V::Reg silu_times(typename V::Reg gate, typename V::Reg up) {
-    const auto grown = V::add(V::broadcast(1.0f), exponential<V>(V::sub(V::zero(), gate)));
-    return V::mul(V::div(gate, grown), up);
+struct Silu {
+    static typename V::Reg of(typename V::Reg x) {
+        return V::div(x, V::add(V::broadcast(1.0f), exponential<V>(V::sub(V::zero(), x))));
+    }
+};
+
+// x / (1 + e^(-2 sqrt(2 / pi) (x + 0.044715 x^3))), which is 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))).
+template <class V>
+struct GeluTanh {
+    static typename V::Reg of(typename V::Reg x) {
+        const auto inner = V::fma(V::broadcast(0.044715f), V::mul(V::mul(x, x), x), x);
+        const auto grown = exponential<V>(V::mul(V::broadcast(-1.5957691216057308f), inner));
+        return V::div(x, V::add(V::broadcast(1.0f), grown));
+    }
+};
+
+template <class V, template <class> class Activation>
+void activate(const float *gate, const float *up, float *y, int64_t count) {
+    int64_t c = 0;
+    for (; up && c + V::lanes <= count; c += V::lanes)
+        V::store(y + c, V::mul(Activation<V>::of(V::load(gate + c)), V::load(up + c)));
+    for (; c + V::lanes <= count; c += V::lanes) V::store(y + c, Activation<V>::of(V::load(gate + c)));
+    if (c == count) return;
+    const int left = static_cast<int>(count - c);
+    const auto active = Activation<V>::of(V::load_some(gate + c, left));
+    V::store_some(y + c, up ? V::mul(active, V::load_some(up + c, left)) : active, left);
 }
 
 template <class V>
-void swiglu(const float *gate, const float *up, float *y, int64_t count) {
-    int64_t c = 0;
-    for (; c + V::lanes <= count; c += V::lanes)
-        V::store(y + c, silu_times<V>(V::load(gate + c), V::load(up + c)));
-    const int left = static_cast<int>(count - c);
-    if (left) V::store_some(y + c, silu_times<V>(V::load_some(gate + c, left), V::load_some(up + c, left)), left);
+void activate(const float *gate, const float *up, float *y, int64_t count, int64_t activation) {
+    (activation == tpiedge::GELU_TANH ? activate<V, GeluTanh> : activate<V, Silu>)(gate, up, y, count);
 }
 
 }  // namespace

@@ -16,7 +16,7 @@ using tpiedge::Product;
 using tpiedge::Rows;
 using tpiedge::share_rows;
 
-constexpr int ABI = 11;  // as in shared_library.py
+constexpr int ABI = 12;  // as in shared_library.py
 
 // Pieces for each thread.
 constexpr int64_t PROJECT_PIECES = 8;
@@ -147,10 +147,10 @@ void rms_norm(Context &context, const Rows &rows, const float *weight, float eps
     });
 }
 
-void swiglu(Context &context, const float *gate, const float *up, float *y, int64_t count) {
+void activate(Context &context, const float *gate, const float *up, float *y, int64_t count, int64_t activation) {
     share_rows(context.pool, (count + STRETCH - 1) / STRETCH, STRETCH, [&](int64_t first, int64_t last) {
         const int64_t at = first * STRETCH, end = last * STRETCH < count ? last * STRETCH : count;
-        context.kernels->swiglu(gate + at, up + at, y + at, end - at);
+        context.kernels->activate(gate + at, up ? up + at : nullptr, y + at, end - at, activation);
     });
 }
 
@@ -195,19 +195,25 @@ TPIEDGE_EXPORT int tpiedge_contract(void *handle, const float *x, const Weight *
     return contract(*static_cast<Context *>(handle), x, *weight, tokens, cols);
 }
 
-// Norm, gate and up, SwiGLU, down (`weights` in this order), without a return to Python between them: its code would
-// have been driven out of the caches by the weights. `scratch` holds tokens * (hidden + gate's + up's rows).
+// Norm (may be null), gate (may have no w) and up, activation, down (`weights` in this order), without a return to Python
+// between them: its code would have been driven out of the caches by the weights. `scratch` holds tokens * (hidden +
+// gate's + up's rows).
 TPIEDGE_EXPORT int tpiedge_ffn(void *handle, const float *x, int64_t tokens, int64_t hidden, const float *norm,
-                               float eps, int rounds, const Weight *weights, int64_t cols, float *scratch) {
+                               float eps, int rounds, const Weight *weights, int64_t activation, int64_t cols,
+                               float *scratch) {
     Context &context = *static_cast<Context *>(handle);
-    const int64_t inner = tokens * weights[0].rows;
-    rms_norm(context, Rows{x, scratch, hidden, 0, tokens, 1, hidden}, norm, eps);
+    const bool gated = weights[0].w;
+    const Weight *first = weights + !gated;
+    const int64_t inner = tokens * first->rows;
+    if (norm)
+        rms_norm(context, Rows{x, scratch, hidden, 0, tokens, 1, hidden}, norm, eps);
+    else
+        memcpy(scratch, x, tokens * hidden * sizeof(float));
     if (rounds) round_to_bf16(scratch, tokens * hidden);
-    project(context, scratch, tokens, hidden, weights, 2);
-    float *gate = weights[0].y;
-    swiglu(context, gate, weights[1].y, gate, inner);
-    if (rounds) round_to_bf16(gate, inner);
-    return contract(context, gate, weights[2], tokens, cols);
+    project(context, scratch, tokens, hidden, first, gated ? 2 : 1);
+    activate(context, first->y, gated ? weights[1].y : nullptr, first->y, inner, activation);
+    if (rounds) round_to_bf16(first->y, inner);
+    return contract(context, first->y, weights[2], tokens, cols);
 }
 
 TPIEDGE_EXPORT void tpiedge_rms_norm(void *handle, const float *x, float *y, int64_t token_stride, int64_t head_stride,
@@ -226,6 +232,8 @@ TPIEDGE_EXPORT void tpiedge_rope(void *handle, const float *x, float *y, int64_t
     });
 }
 
-TPIEDGE_EXPORT void tpiedge_swiglu(void *handle, const float *gate, const float *up, float *y, int64_t count) {
-    swiglu(*static_cast<Context *>(handle), gate, up, y, count);
+// y = activation(gate) * up, or activation(gate) where `up` is null.
+TPIEDGE_EXPORT void tpiedge_activate(void *handle, const float *gate, const float *up, float *y, int64_t count,
+                                     int64_t activation) {
+    activate(*static_cast<Context *>(handle), gate, up, y, count, activation);
 }

@@ -61,17 +61,35 @@ struct AttentionBlock {  // as packed by attention_block.py; the first query hea
     double scale;
 };
 
+struct PanelFFN {  // as packed by ffn.py; matrices without y
+    PanelWeight gate;   // without data: the activation is of up
+    PanelWeight up;
+    PanelWeight down;
+    const float *norm;  // or null
+    double eps;
+    int64_t activation;
+};
+
+struct BlockEnd {  // as packed by grid.py: x = scale * (x + factor * norm(sum + bias))
+    const float *bias;  // [H], or null
+    const float *norm;  // the weight [H] of an RMS norm, or null
+    double eps;
+    double factor;
+    double scale;
+};
+
 struct PanelLayer {  // as packed by attention_block.py
     const AttentionBlock *attention;
-    const PanelWeight *ffn;  // gate, up, down
-    const float *ffn_norm;
-    double eps;
+    const PanelFFN *ffn;
+    BlockEnd ends[2];  // of attention, of FFN
 };
 
 // What calls return that may not compute all of what they were to; they stop there. No memory for what they keep meanwhile;
 // or sums of a row-parallel matrix that may be too large for 32 bits, but for those of `most`.
 namespace tpiedge {
 enum { DONE = 0, NO_MEMORY = 1, TOO_LARGE = 2 };
+enum Activation { SILU, GELU_TANH };      // numbered as in elementwise.py
+enum Sums { INT32_SUMS, INT64_SUMS, F32_SUMS };  // what a block ends with
 }
 #define TPIEDGE_STATUS __attribute__((warn_unused_result)) int
 
@@ -85,16 +103,17 @@ void tpiedge_close(void *handle);
 void tpiedge_project(void *handle, const float *x, int64_t tokens, int64_t cols, const Weight *weights, int64_t count);
 TPIEDGE_STATUS tpiedge_contract(void *handle, const float *x, const Weight *weight, int64_t tokens, int64_t cols);
 TPIEDGE_STATUS tpiedge_ffn(void *handle, const float *x, int64_t tokens, int64_t hidden, const float *norm, float eps,
-                           int rounds, const Weight *weights, int64_t cols, float *scratch);
+                           int rounds, const Weight *weights, int64_t activation, int64_t cols, float *scratch);
 TPIEDGE_STATUS tpiedge_panels_project(void *handle, const float *x, int64_t tokens, const PanelWeight *weights,
                                       int64_t count);
 TPIEDGE_STATUS tpiedge_panels_contract(void *handle, const float *x, int64_t tokens, const PanelWeight *weight, int wide);
 TPIEDGE_STATUS tpiedge_panels_attention(void *handle, const AttentionBlock *block, const float *x, void *y,
                                         const Span *spans, int64_t count, const float *cos, const float *sin,
                                         float *scratch, int wide);
-TPIEDGE_STATUS tpiedge_panels_ffn(void *handle, const PanelWeight *weights, const float *x, void *y, int64_t tokens,
-                                  const float *norm, float eps, float *scratch, int wide);
-void tpiedge_add_sums(float *x, const void *sums, int64_t count, int64_t exponent, int wide);
+TPIEDGE_STATUS tpiedge_panels_ffn(void *handle, const PanelFFN *ffn, const float *x, void *y, int64_t tokens,
+                                  float *scratch, int wide);
+void tpiedge_add_sums(void *handle, float *x, const void *sums, int64_t tokens, int64_t width, int64_t exponent, int kind,
+                      const BlockEnd *end, float *scratch);
 TPIEDGE_STATUS tpiedge_panels_stack(void *handle, const PanelLayer *layers, int64_t count, float *x, const Span *spans,
                                     int64_t span_count, const float *cos, const float *sin, float *scratch,
                                     double *seconds);
@@ -102,7 +121,7 @@ void tpiedge_rms_norm(void *handle, const float *x, float *y, int64_t token_stri
                       int64_t heads, int64_t width, const float *weight, float eps);
 void tpiedge_rope(void *handle, const float *x, float *y, int64_t token_stride, int64_t head_stride, int64_t tokens,
                   int64_t heads, int64_t width, const float *cos, const float *sin, int64_t rotated);
-void tpiedge_swiglu(void *handle, const float *gate, const float *up, float *y, int64_t count);
+void tpiedge_activate(void *handle, const float *gate, const float *up, float *y, int64_t count, int64_t activation);
 void tpiedge_attention(void *handle, const float *q, float *y, const PageLayout *layout, const Span *spans,
                        int64_t count, const int64_t *head_start, int64_t heads, int64_t window, float scale);
 void tpiedge_kv_append(void *handle, const float *k, const float *v, const PageLayout *layout, const Span *spans,

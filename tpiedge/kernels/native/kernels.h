@@ -50,8 +50,8 @@ struct Kernels {
     void (*rms_norm)(const Rows &, const float *weight, float eps);
     // The first `rotated` columns of each row; cos and sin are [tokens, rotated].
     void (*rope)(const Rows &, const float *cos, const float *sin, int64_t rotated);
-    // y = silu(gate) * up
-    void (*swiglu)(const float *gate, const float *up, float *y, int64_t count);
+    // y = activation(gate) * up; without `up`, y = activation(gate)
+    void (*activate)(const float *gate, const float *up, float *y, int64_t count, int64_t activation);
     KVKernels kv;
 };
 

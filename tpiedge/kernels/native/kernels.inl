@@ -21,6 +21,6 @@ constexpr tpiedge::KVKernels KV_KERNELS = {
 template <class V>
 constexpr tpiedge::Kernels KERNELS = {project<V, float>,     project<V, uint16_t>, contract<V, float>,
                                       contract<V, uint16_t>, rms_norm<Wide<V>>,    rope<Wide<V>>,
-                                      swiglu<Wide<V>>,       KV_KERNELS<Wide<V>>};
+                                      activate<Wide<V>>,     KV_KERNELS<Wide<V>>};
 
 }  // namespace

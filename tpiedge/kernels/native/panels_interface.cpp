@@ -38,11 +38,9 @@ constexpr int64_t CONTRACT_BYTES = 4 << 20;
 constexpr int64_t SUMS_BYTES = 4 << 20;
 constexpr int64_t LEAST_TILES = 4;
 // What a part may be in 64 bits, in steps of its grid: the parts of as many units as there are (8,192 at most, those of the
-// widest FFN) add up in any order. Beyond it, and for what is no number, a sum is NOT_A_NUMBER. What a sum may be leaves
-// room for those of all nodes.
+// widest FFN) add up in any order. Beyond it, and for what is no number, a sum is NOT_A_NUMBER.
 constexpr float MOST_OF_A_PART = 70368744177664.0f;  // 2^46
 constexpr int64_t NOT_A_NUMBER = INT64_MIN;
-constexpr int64_t MOST_OF_A_SUM = int64_t{1} << 56;
 
 enum Width { NARROW, WIDE };  // 32 or 64 bits
 
@@ -61,7 +59,8 @@ struct Activations {
     const float *weight;  // NORMED
     float eps;
     float *rows;      // NORMED: room for what it makes of the tokens that pass together
-    const float *up;  // GATED: [T, inputs]
+    const float *up;  // GATED: [T, inputs], or null
+    int64_t activation;
     uint8_t *to;
 
     int64_t tile_nbytes() const { return quantised_nbytes(inputs) * panels->tile_tokens; }
@@ -81,7 +80,8 @@ void quantise_tile(const void *context, int64_t tile) {
     } else if (a.source == GATED) {
         float *rows = const_cast<float *>(x);  // they are the caller's room
         for (int64_t t = 0; t < tokens; t++)
-            a.kernels->swiglu(rows + t * width, a.up + (first + t) * width, rows + t * width, width);
+            a.kernels->activate(rows + t * width, a.up ? a.up + (first + t) * width : nullptr, rows + t * width, width,
+                                a.activation);
     }
     a.panels->quantise(x, width, tokens, a.inputs, a.factor, a.to + tile * a.tile_nbytes());
 }
@@ -397,41 +397,27 @@ TPIEDGE_EXPORT int tpiedge_panels_contract(void *handle, const float *x, int64_t
     return multiply_all(context, activations(context, PLAIN, x, tokens, *weight, true), weight, 1, true, width);
 }
 
-// Norm, gate and up, SwiGLU, down (`weights` in this order, without y), whose result is as that of
-// tpiedge_panels_contract. `scratch`: T (H + 2 F) floats.
-TPIEDGE_EXPORT int tpiedge_panels_ffn(void *handle, const PanelWeight *weights, const float *x, void *y, int64_t tokens,
-                                      const float *norm, float eps, float *scratch, int wide) {
+// Norm, gate and up, activation, down, whose result is as that of tpiedge_panels_contract. `scratch`: T (H + 2 F) floats,
+// or T (H + F) without a gate.
+TPIEDGE_EXPORT int tpiedge_panels_ffn(void *handle, const PanelFFN *ffn, const float *x, void *y, int64_t tokens,
+                                      float *scratch, int wide) {
     Context &context = *static_cast<Context *>(handle);
     const Width width = wide ? WIDE : NARROW;
-    PanelWeight gate_up[2] = {weights[0], weights[1]}, down = weights[2];
+    const bool gate = ffn->gate.data;
+    PanelWeight inner[2] = {gate ? ffn->gate : ffn->up, ffn->up}, down = ffn->down;
     down.y = y;
     if (down.rows == 0) return contract_nothing(down, tokens, width);
     const std::lock_guard<std::mutex> one_caller(context.rooms);
-    float *gate = scratch + tokens * gate_up[0].cols, *up = gate + tokens * down.rows;
-    gate_up[0].y = gate;
-    gate_up[1].y = up;
-    Activations normed = activations(context, NORMED, x, tokens, gate_up[0], false);
-    normed.weight = norm;
-    normed.eps = eps;
+    float *first = scratch + tokens * ffn->up.cols, *up = first + tokens * down.rows;
+    inner[0].y = first;
+    inner[1].y = up;
+    Activations normed = activations(context, ffn->norm ? NORMED : PLAIN, x, tokens, inner[0], false);
+    normed.weight = ffn->norm;
+    normed.eps = static_cast<float>(ffn->eps);
     normed.rows = scratch;
-    Activations gated = activations(context, GATED, gate, tokens, down, true);
-    gated.up = up;
-    if (const int status = multiply_all(context, normed, gate_up, 2, false, NARROW)) return status;
+    Activations gated = activations(context, GATED, first, tokens, down, true);
+    gated.up = gate ? up : nullptr;
+    gated.activation = ffn->activation;
+    if (const int status = multiply_all(context, normed, inner, gate ? 2 : 1, false, NARROW)) return status;
     return multiply_all(context, gated, &down, 1, true, width);
-}
-
-// x += sums, int32 or int64, in steps of 2^exponent, rounded to f32 once before they are added. What is NOT_A_NUMBER, or beyond
-// what a sum can be, becomes no number.
-TPIEDGE_EXPORT void tpiedge_add_sums(float *x, const void *sums, int64_t count, int64_t exponent, int wide) {
-    const float step = ldexpf(1.0f, static_cast<int>(exponent));
-    if (!wide) {
-        const int32_t *narrow = static_cast<const int32_t *>(sums);
-        for (int64_t i = 0; i < count; i++) x[i] += static_cast<float>(narrow[i]) * step;
-        return;
-    }
-    const int64_t *from = static_cast<const int64_t *>(sums);
-    for (int64_t i = 0; i < count; i++) {
-        const bool number = from[i] >= -MOST_OF_A_SUM && from[i] <= MOST_OF_A_SUM;
-        x[i] += number ? static_cast<float>(from[i]) * step : __builtin_nanf("");
-    }
 }

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tpiedge.errors import OutOfMemory
 from tpiedge.kernels.attention import append_pages, attention_pages, kv_of_heads
-from tpiedge.kernels.elementwise import rms_norm, rope, swiglu, tables
+from tpiedge.kernels.elementwise import activate, rms_norm, rope, tables
 from tpiedge.kernels.ffn import FusedFFN, ffn
 from tpiedge.kernels.grid import Grid
 from tpiedge.kernels.kv_format import KVFormat
@@ -311,7 +311,7 @@ def _swiglu(block: _Block, tokens: int) -> Case:
     moved = 12 * gate_TF.numel(), 5 * gate_TF.numel()
 
     def run(linear: Linear, _copy: int) -> object:
-        return swiglu(gate_TF, up_TF, linear.pool)
+        return activate(gate_TF, up_TF, pool=linear.pool)
 
     return block.case("swiglu", tokens, moved, run, shape=str(block.ffn))
 

@@ -6,18 +6,18 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from tpiedge.errors import UserError
-from tpiedge.model.config import MAX_HEAD_DIM, POOLING_FILE, POOLING_FOLDER, pooling_config
+from tpiedge.model.blocks import MAX_HEAD_DIM
+from tpiedge.model.config import POOLING_FILE, POOLING_FOLDER, pooling_config
+from tpiedge.model.families import FAMILIES
+from tpiedge.model.families.family import Family
 from tpiedge.model.folder import ConfigFields
 from tpiedge.model.gguf.file import GgufHeader
 from tpiedge.model.named_tokens import ending_ids
-from tpiedge.model.rope import RopeConfig, rope_frequencies
+from tpiedge.model.rope import RopeConfig
+from tpiedge.model.rotation import rope_frequencies
 from tpiedge.sanitise import quote
 
-ARCHITECTURES: Mapping[str, str] = {
-    "llama": "LlamaForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-}
+ARCHITECTURES: Mapping[str, Family] = {family.gguf: family for family in FAMILIES.values() if family.gguf}
 _SAMPLING = {
     "temperature": "general.sampling.temp",
     "top_k": "general.sampling.top_k",
@@ -36,7 +36,7 @@ FREQUENCIES = "rope_freqs.weight"
 def huggingface_config(header: GgufHeader) -> dict[str, object]:
     """Returns the object of a config.json."""
     name = _architecture(header)
-    keys = header.fields
+    keys, family = header.fields, ARCHITECTURES[name]
 
     def size(key: str, default: int | None = None, most: int = _MAX) -> int:
         return keys.integer(f"{name}.{key}", 1, most, default)
@@ -52,8 +52,8 @@ def huggingface_config(header: GgufHeader) -> dict[str, object]:
     ends = (*(named_id(header, end, rows) for end in _ENDS), *marked_end_ids(header))
     known = dict.fromkeys(token for token in ends if token is not None and token < rows)
     return {
-        "architectures": [ARCHITECTURES[name]],
-        "model_type": name,
+        "architectures": [f"{family.name}ForCausalLM"],
+        "model_type": family.model_type,
         "hidden_size": hidden,
         "intermediate_size": size("feed_forward_length"),
         "num_hidden_layers": size("block_count"),

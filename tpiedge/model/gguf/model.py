@@ -10,7 +10,9 @@ import msgspec
 import numpy as np
 
 from tpiedge.errors import UserError
+from tpiedge.model.blocks import Layer
 from tpiedge.model.config import ModelConfig
+from tpiedge.model.families import FAMILIES
 from tpiedge.model.gguf.config import FREQUENCIES, config_files, huggingface_config
 from tpiedge.model.gguf.file import GgufHeader, read_gguf_header
 from tpiedge.model.gguf.names import stem_of
@@ -42,7 +44,11 @@ class GgufModel:
         header = read_gguf_header(path)
         qkv, o, mlp = (f"blk.0.{part}.bias" in header.tensors for part in _BIASED)
         config = ModelConfig.from_huggingface(huggingface_config(header), f"{path}, as config.json")
-        config = replace(config, qkv_bias=qkv, o_bias=o, mlp_bias=mlp)
+        layers = (
+            Layer(replace(one.attention, qkv_bias=qkv, o_bias=o), replace(one.ffn, bias=mlp))
+            for one in config.layers
+        )
+        config = replace(config, layers=tuple(layers))
         return GgufModel(path, config, gguf_tensors(header, config), header.digest, header)
 
     @property
@@ -118,7 +124,7 @@ _INNER = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
-# Queries and keys in the files of "llama" rotate neighbouring numbers, in checkpoints the halves of a head.
+# Queries and keys that are rotated in pairs of neighbouring columns; in checkpoints in the halves of a head.
 _PAIRED = re.compile(r"blk\.\d+\.attn_[qk]\.\w+")
 
 
@@ -142,7 +148,7 @@ def gguf_tensors(header: GgufHeader, config: ModelConfig) -> dict[str, BlockTens
         if tensor.shape != shape:
             shapes = f"the shape {tensor.shape}, the keys ask for {shape}"
             raise UserError(f"{header.path}: the tensor {name} has {shapes}")
-        if config.model_type == "llama" and _PAIRED.fullmatch(name):
+        if FAMILIES[config.model_type].gguf_paired and _PAIRED.fullmatch(name):
             tensor = msgspec.structs.replace(tensor, paired=config.head_dim)
         found[source] = tensor
         known.add(name)

@@ -1,0 +1,58 @@
+"""Describes what a model computes: a list of layers, each of which is an attention block and an FFN block. Pure data.
+
+A block computes y = f(norm(x)) and then x += factor * norm(y + bias). A norm that a model lacks is left out.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal, TypeAlias
+
+from msgspec import Meta
+
+from tpiedge.model.rope import Positions, RopeConfig
+
+MAX_HEADS = 4096
+MAX_HEAD_DIM = 1024
+MAX_FFN = 1 << 20
+
+Activation: TypeAlias = Literal["silu", "gelu_pytorch_tanh"]
+"""As `hidden_act` of config.json."""
+Norms: TypeAlias = Literal["before", "around"]
+"""Whether a block has a norm of its input only, or also one of its result."""
+
+_Heads = Annotated[int, Meta(ge=1, le=MAX_HEADS)]
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Query heads of `width` columns, in equal groups that share a KV head. Position p attends to q with p - window < q
+    <= p (None: to all q <= p)."""
+
+    heads: _Heads
+    kv_heads: _Heads
+    width: Annotated[int, Meta(ge=2, le=MAX_HEAD_DIM)]
+    rope: RopeConfig | None  # None: heads are not rotated
+    window: Positions | None = None
+    qkv_bias: bool = False
+    o_bias: bool = False
+    #: Whether each head of q and k has an RMS norm before the rotation.
+    head_norms: bool = False
+
+    @property
+    def group_size(self) -> int:
+        """Query heads per KV head."""
+        return self.heads // self.kv_heads
+
+
+@dataclass(frozen=True)
+class FFN:
+    """y = down(activation(gate(x)) * up(x)), with `columns` rows in gate and up."""
+
+    columns: Annotated[int, Meta(ge=1, le=MAX_FFN)]
+    bias: bool = False
+    activation: Activation = "silu"
+
+
+@dataclass(frozen=True)
+class Layer:
+    attention: Attention
+    ffn: FFN

@@ -1,0 +1,130 @@
+"""Declares what a model family's config.json means: the defaults of transformers 5, and what no key says."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Final, TypeAlias
+
+from tpiedge.model.blocks import Norms
+from tpiedge.model.folder import ConfigFields
+from tpiedge.model.rope import MAX_POSITIONS, RopeConfig
+from tpiedge.sanitise import quote
+from tpiedge.units import counted
+
+FULL: Final = ("full_attention", "attention")
+SLIDING: Final = "sliding_attention"
+_MAX_FACTOR: Final = 1e6
+
+Windows: TypeAlias = tuple[int | None, ...]
+Ropes: TypeAlias = tuple[RopeConfig | None, ...]
+
+
+@dataclass(frozen=True)
+class Factors:
+    """Numbers by which a model multiplies: the rows of its embedding, the results of its blocks, and scores of
+    attention (None: 1 / sqrt(width)). Logits are divided by `logit_divisor`. A soft cap c makes c * tanh(x / c) of x.
+    """
+
+    embedding: float = 1.0
+    block: float = 1.0
+    scores: float | None = None
+    score_cap: float | None = None
+    #: Scores at position p are multiplied by 1 + score_growth * ln(1 + floor(p / the rotation's original context)).
+    score_growth: float = 0.0
+    logit_divisor: float = 1.0
+    logit_cap: float | None = None
+
+
+def no_windows(_config: ConfigFields, layers: int) -> Windows:
+    return (None,) * layers
+
+
+def one_rope(config: ConfigFields, positions: int, windows: Windows) -> Ropes:
+    return (RopeConfig.from_huggingface(config, positions),) * len(windows)
+
+
+def plain(_config: ConfigFields) -> Factors:
+    return Factors()
+
+
+@dataclass(frozen=True)
+class Family:
+    """`name`: the beginning of the names of its classes. `defaults`: what a missing key means; keys without a default
+    are needed. For a bias, None means that config.json decides, by `attention_bias` and `mlp_bias`."""
+
+    model_type: str
+    name: str
+    defaults: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    attention_bias: bool | None = None  # on q, k, v and o
+    qkv_bias: bool = False  # on q, k and v, whatever the config says
+    mlp_bias: bool | None = False
+    head_norms: bool = False
+    norms: Norms = "before"
+    #: Is added to the weights of norms when they are read.
+    norm_offset: float = 0.0
+    activation_key: str = "hidden_act"
+    windows: Callable[[ConfigFields, int], Windows] = no_windows
+    ropes: Callable[[ConfigFields, int, Windows], Ropes] = one_rope
+    factors: Callable[[ConfigFields], Factors] = plain
+    #: Whether the checkpoint has q, k and v in one tensor, and gate and up in another.
+    fused: bool = False
+    #: Names of a model with more than text, whose `text_config` is of this family.
+    wrappers: tuple[str, ...] = ()
+    #: The architecture in GGUF files; "" if files of this family cannot be read.
+    gguf: str = ""
+    #: Whether these files rotate neighbouring columns of queries and keys, not the halves of a head.
+    gguf_paired: bool = False
+
+
+def window_size(config: ConfigFields, default: int | None = None) -> int | None:
+    """Reads `sliding_window`. `default` holds if the key is missing; null means that there is no window."""
+    default = None if "sliding_window" in config.values else default
+    return config.optional_integer("sliding_window", 1, MAX_POSITIONS) or default
+
+
+def typed_windows(config: ConfigFields, layers: int, window: int | None) -> Windows:
+    """Reads `layer_types`, one for each layer."""
+    types = config.sequence("layer_types", layers)
+    if len(types) != layers:
+        config.refuse(
+            "layer_types", f"has {counted(len(types), 'entry', 'entries')} for {counted(layers, 'layer')}"
+        )
+    for name in types:
+        if name not in (*FULL, SLIDING):
+            config.refuse("layer_types", f"holds {quote(name)}; supported: full_attention, sliding_attention")
+        if name == SLIDING and window is None:
+            config.refuse(
+                "layer_types", "holds sliding_attention, but use_sliding_window or its size is not set"
+            )
+    return tuple(window if name == SLIDING else None for name in types)
+
+
+def periodic_windows(every: int, default: int | None) -> Callable[[ConfigFields, int], Windows]:
+    """Returns a rule: `layer_types`, else all layers have windows but those whose number from 1 is a multiple of
+    `sliding_window_pattern` (by default `every`)."""
+
+    def windows(config: ConfigFields, layers: int) -> Windows:
+        window = window_size(config, default)
+        if config.raw("layer_types") is not None:
+            return typed_windows(config, layers, window)
+        period = config.integer("sliding_window_pattern", 1, 1 << 16, every)
+        return tuple(window if (layer + 1) % period else None for layer in range(layers))
+
+    return windows
+
+
+def chosen_windows(config: ConfigFields, layers: int) -> Windows:
+    """With `use_sliding_window`: `layer_types`, else layers from `max_window_layers` on have windows."""
+    window = window_size(config, 4096) if config.flag("use_sliding_window", False) else None
+    if config.raw("layer_types") is not None:
+        return typed_windows(config, layers, window)
+    first = config.integer("max_window_layers", 0, MAX_POSITIONS, 28)
+    return tuple(window if layer >= first else None for layer in range(layers))
+
+
+def cap(config: ConfigFields, key: str) -> float | None:
+    return config.optional_number(key, 1e-3, _MAX_FACTOR)
+
+
+def factor(config: ConfigFields, key: str) -> float:
+    return config.number(key, 1e-6, _MAX_FACTOR, 1.0)

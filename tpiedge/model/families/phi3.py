@@ -1,0 +1,41 @@
+"""Phi-3 and Phi-4-mini, within the context in which they were pretrained."""
+
+from tpiedge.model.families.family import Family, Ropes, Windows, window_size
+from tpiedge.model.folder import ConfigFields
+from tpiedge.model.rope import RopeConfig
+
+
+def _windows(config: ConfigFields, layers: int) -> Windows:
+    return (window_size(config),) * layers
+
+
+def _ropes(config: ConfigFields, positions: int, windows: Windows) -> Ropes:
+    key = "rope_scaling" if config.raw("rope_scaling") else "rope_parameters"
+    scaling = dict(config.fields(key).values)
+    if scaling.get("rope_type", scaling.get("type")) in ("su", "yarn"):
+        scaling["rope_type"] = "longrope"
+    fields = ConfigFields(config.where, {**config.values, key: scaling})
+    rope = RopeConfig.from_huggingface(fields, positions, kinds=("default", "longrope"), partial=True)
+    width = config.integer("hidden_size", 1, 1 << 17) // config.integer("num_attention_heads", 1, 4096)
+    if rope.kind == "longrope" and 2 * len(rope.short_factor) != rope.rotated(width):
+        config.refuse(
+            key, f"has {len(rope.short_factor)} numbers in short_factor for heads of {width} columns"
+        )
+    return (rope,) * len(windows)
+
+
+FAMILY = Family(
+    "phi3",
+    "Phi3",
+    {
+        "max_position_embeddings": 4096,
+        "original_max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-5,
+        "bos_token_id": 1,
+        "eos_token_id": 32000,
+    },
+    attention_bias=False,
+    windows=_windows,
+    ropes=_ropes,
+    fused=True,
+)
