@@ -13,7 +13,7 @@ from tests.cluster.packs import Packs, References, packed, shares_of, split
 from tests.cluster.test_streaming import PLACEMENTS
 from tests.fakes import cluster as clusters
 from tests.fakes.cluster import InProcessCluster
-from tests.reference import CASES
+from tests.reference import CASES, COMPUTED
 from tests.unit.kernels.instruction_sets import AVAILABLE
 from tests.unit.model.gguf_files import TinyGguf
 from tests.unit.model.int4_files import Int4Checkpoint
@@ -29,7 +29,7 @@ from tpiedge.planner.needs import LayerShape
 from tpiedge.planner.solve import parse_shares, partition
 from tpiedge.wire.fields import KVPrecision
 
-NAMES = [case.name for case in CASES]
+NAMES = [case.name for case in (*CASES, *COMPUTED)]
 QUANTISED = [Precision.Q8, Precision.Q4]
 #: Even and uneven, nodes without heads or without columns, more nodes than heads or KV heads.
 SPLITS = ["1,1", "3,1", "1,0:1", "1,5,2", "1:0,0:1,2", "1,1,1,1,1", "1,0:3,1,0:1,1"]
@@ -145,7 +145,10 @@ def several_sets(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 @pytest.mark.parametrize("isa", AVAILABLE)
 @pytest.mark.parametrize("precision", QUANTISED)
-@pytest.mark.parametrize("name", ["llama-gqa-odd", "qwen3-biases", "mistral-sliding", "openllama"])
+@pytest.mark.parametrize(
+    "name",
+    ["llama-gqa-odd", "qwen3-biases", "mistral-sliding", "openllama", "gemma3", "granite", "ministral3"],
+)
 def test_logits_are_bit_identical_for_every_instruction_set(
     name: str,
     precision: Precision,
@@ -160,7 +163,7 @@ def test_logits_are_bit_identical_for_every_instruction_set(
     assert torch.equal(found_TV, expected.logits_TV)
 
 
-@pytest.mark.parametrize("name", ["llama-gqa-odd", "qwen2-tied", "qwen3-biases"])
+@pytest.mark.parametrize("name", ["llama-gqa-odd", "qwen2-tied", "qwen3-biases", "gemma3", "phi4-mini-short"])
 def test_nodes_with_mixed_instruction_sets_give_bit_identical_logits(
     name: str, references: References, alone: AloneOf, several_sets: Callable[..., None]
 ) -> None:

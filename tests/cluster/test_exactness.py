@@ -11,7 +11,7 @@ import torch
 
 from tests.cluster.packs import Packs, References, split
 from tests.fakes.cluster import InProcessCluster, greedy_request
-from tests.reference import CASES
+from tests.reference import CASES, COMPUTED
 from tpiedge.engine.steps import StepLimits
 from tpiedge.wire.control import PromptScores
 
@@ -38,7 +38,7 @@ def assert_close(actual: torch.Tensor, expected: np.ndarray) -> None:
     assert error.max() < RELATIVE, f"relative error {error.max():.2e}"
 
 
-FAMILIES = [case.name for case in CASES]
+FAMILIES = [case.name for case in (*CASES, *COMPUTED)]
 #: Every family by two splits, every split with several families, and all of them with one.
 PAIRS = [
     (name, shares)

@@ -1,5 +1,7 @@
 """A node that is alone computes a token's layers as one call: with the bits of one block after the other."""
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 
@@ -7,6 +9,7 @@ from tests.cluster.packs import Packs, References, split
 from tests.fakes.cluster import InProcessCluster
 from tpiedge.engine.forward import Engine
 from tpiedge.kernels.attention_block import FusedLayers
+from tpiedge.kernels.elementwise import Rotation
 from tpiedge.kernels.kv_pages import Spans
 from tpiedge.kernels.shared_library import kernel_library
 from tpiedge.pack.specs import Precision
@@ -19,20 +22,34 @@ pytestmark = pytest.mark.skipif(kernel_library() is None, reason="native: the ke
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     seen: list[int] = []
-    run = FusedLayers.run
+    compute = FusedLayers.compute
 
     def counted(
-        call: FusedLayers, x_TH: torch.Tensor, spans: Spans, cos_Tr: torch.Tensor, sin_Tr: torch.Tensor
+        call: FusedLayers, x_TH: torch.Tensor, spans: Spans, rotations: Sequence[Rotation]
     ) -> tuple[float, float]:
         seen.append(len(x_TH))
-        return run(call, x_TH, spans, cos_Tr, sin_Tr)
+        return compute(call, x_TH, spans, rotations)
 
-    monkeypatch.setattr(FusedLayers, "run", counted)
+    monkeypatch.setattr(FusedLayers, "compute", counted)
     return seen
 
 
 @pytest.mark.parametrize("precision", [Precision.Q8, Precision.Q4])
-@pytest.mark.parametrize("name", ["llama-gqa-odd", "qwen3", "mistral-sliding"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(
+            "llama-gqa-odd",
+            "llama-biases",
+            "qwen3",
+            "mistral-sliding",
+            "gemma3-capped",
+            "granite",
+            "ministral3",
+        ),
+        *("smollm3-sliding", "phi4-mini-short"),
+    ],
+)
 def test_one_call_for_all_layers_matches_block_by_block(
     name: str,
     precision: Precision,

@@ -7,13 +7,14 @@ struct Case {
     int64_t kv_heads;
     int64_t width;
     int64_t window;
+    float cap;
     int format;
     PageLayout layout;
     std::vector<int64_t> head_start;
 
     explicit Case(Random &random)
-        : kv_heads(random.between(1, 3)), width(random.between(1, 100)),
-          window(random.coin() ? random.between(1, 80) : int64_t{1} << 62),
+        : kv_heads(random.between(1, 3)), width(random.between(1, random.between(0, 5) ? 100 : 512)),
+          window(random.coin() ? random.between(1, 80) : int64_t{1} << 62), cap(random.coin() ? 0.0f : 1.5f),
           format(static_cast<int>(random.between(0, FORMATS - 1))),
           layout(random_layout(random, format, kv_heads, width)), head_start{0} {
         for (int64_t j = 0; j < kv_heads; j++) head_start.push_back(head_start.back() + random.between(1, 18));
@@ -62,8 +63,10 @@ std::vector<double> attend(const Case &c, const float *q, const Sequence &of, in
     for (int64_t s = start; s < stop; s++) {
         double score = 0;
         for (int64_t i = 0; i < c.width; i++) score += static_cast<double>(q[i]) * of.keys[row(s)][i];
-        scores.push_back(score * scale);
-        highest = fmax(highest, score * scale);
+        score *= scale;
+        if (c.cap > 0) score = c.cap * tanh(score / c.cap);
+        scores.push_back(score);
+        highest = fmax(highest, score);
     }
     for (double &score : scores) sum += score = exp(score - highest);
     for (int64_t s = start; s < stop; s++)
@@ -97,7 +100,7 @@ void check_case(void *handle, Check &check, Random &random) {
     const Floats q = random_floats(random, tokens * c.heads() * c.width);
     Floats y(q.size());
     tpiedge_attention(handle, q.data(), y.data(), &c.layout, spans.data(), static_cast<int64_t>(spans.size()),
-                      c.head_start.data(), c.heads(), c.window, scale);
+                      c.head_start.data(), c.heads(), c.window, scale, c.cap);
     for (const Sequence &of : sequences) check_sequence(check, c, of, q, y, scale);
 }
 

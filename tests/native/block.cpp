@@ -15,6 +15,14 @@ struct Case {
     int format;
     bool norms;
     bool biased;
+    bool normed;            // before q, k and v
+    int64_t projections;    // as in AttentionBlock
+    bool value_norm;
+    bool whole;
+    int64_t q_heads, k_heads;  // of the matrices
+    int64_t first_q, first_k;
+    bool factors;
+    float cap;
     int64_t exponent;  // of the grid of o
     PageLayout layout;
     std::vector<int64_t> head_start;
@@ -24,9 +32,15 @@ struct Case {
         : tokens(0), hidden(random.between(1, 60)), heads(0), kv_heads(random.between(1, 3)),
           width(2 * random.between(1, 40)), rotated(random.coin() ? width : 2 * random.between(1, width / 2)),
           format(static_cast<int>(random.between(0, FORMATS - 1))), norms(random.coin()),
-          biased(random.coin()), exponent(random.between(-30, 0)),
+          biased(random.coin()), normed(random.between(0, 3)), projections(3 - random.sometimes(2)),
+          value_norm(!random.between(0, 3)), whole(!random.between(0, 2)), factors(random.coin()),
+          cap(random.coin() ? 0.0f : 2.0f), exponent(random.between(-30, 0)),
           layout(random_layout(random, format, kv_heads, width)), head_start{0} {
         for (int64_t j = 0; j < kv_heads; j++) head_start.push_back(heads += random.between(1, 4));
+        first_q = whole ? random.between(0, 3) : 0;
+        first_k = whole ? random.between(0, 2) : 0;
+        q_heads = first_q + heads + (whole ? random.between(0, 2) : 0);
+        k_heads = first_k + kv_heads + (whole ? random.between(0, 2) : 0);
         for (int64_t count = random.between(1, 3); count > 0; count--) add_place(random);
     }
 
@@ -41,7 +55,7 @@ private:
     }
 };
 
-// The pages of all sequences; positions before the first place are filled.
+// The pages of all sequences; positions before the first place are filled, and all that a block without k and v sees.
 struct Cache {
     std::vector<Pages> sequences;
 
@@ -49,7 +63,7 @@ struct Cache {
         for (const Place &place : c.places) {
             if (place.sequence < sequences.size()) continue;
             sequences.emplace_back(c.layout, place.start + 10);
-            for (int64_t at = 0; at < place.start; at++)
+            for (int64_t at = 0; at < place.start + (c.projections == 1 ? 10 : 0); at++)
                 for (int64_t h = 0; h < c.kv_heads; h++) {
                     const Floats key = random_floats(random, c.width), value = random_floats(random, c.width);
                     put(c, sequences.back(), h, at, key.data(), value.data());
@@ -83,27 +97,42 @@ private:
 };
 
 struct Parameters {
-    Floats x, norm, q_norm, k_norm, cos, sin, q_bias, k_bias, v_bias;
+    Floats x, norm, q_norm, k_norm, v_norm, cos, sin, factors, q_bias, k_bias, v_bias;
     Panels q, k, v, o;
 
     Parameters(Random &random, const Case &c)
         : x(random_floats(random, c.tokens * c.hidden)), norm(random_floats(random, c.hidden)),
-          q_norm(random_floats(random, c.width)), k_norm(random_floats(random, c.width)),
+          q_norm(random_floats(random, c.whole ? c.q_heads * c.width : c.width)),
+          k_norm(random_floats(random, c.whole ? c.k_heads * c.width : c.width)), v_norm(random_floats(random, c.width)),
           cos(random_floats(random, c.tokens * c.rotated)), sin(random_floats(random, c.tokens * c.rotated)),
-          q_bias(random_floats(random, c.heads * c.width)), k_bias(random_floats(random, c.kv_heads * c.width)),
-          v_bias(random_floats(random, c.kv_heads * c.width)), q(random, 4, c.heads * c.width, c.hidden, c.width, false),
-          k(random, 8, c.kv_heads * c.width, c.hidden, c.width, false),
+          factors(random_floats(random, c.tokens)), q_bias(random_floats(random, c.q_heads * c.width)),
+          k_bias(random_floats(random, c.k_heads * c.width)), v_bias(random_floats(random, c.kv_heads * c.width)),
+          q(random, 4, c.q_heads * c.width, c.hidden, c.width, false),
+          k(random, 8, c.k_heads * c.width, c.hidden, c.width, false),
           v(random, 4, c.kv_heads * c.width, c.hidden, c.width, false),
           o(random, 8, c.heads * c.width, c.hidden, c.width, true) {}
+    Rotation rotation(bool with_factors) const {
+        return Rotation{cos.data(), sin.data(), with_factors ? factors.data() : nullptr};
+    }
 };
 
-Floats turned(void *handle, const Case &c, Floats x, int64_t heads, const Floats &norm, const Parameters &p) {
-    const int64_t row = heads * c.width;
-    Floats normed(x.size()), y(x.size());
-    if (c.norms)
-        tpiedge_rms_norm(handle, x.data(), normed.data(), row, c.width, c.tokens, heads, c.width, norm.data(), 1e-5f);
-    tpiedge_rope(handle, c.norms ? normed.data() : x.data(), y.data(), row, c.width, c.tokens, heads, c.width,
-                 p.cos.data(), p.sin.data(), c.rotated);
+// The products [T, row] of `count` heads from the first on, of those that the matrix has.
+Floats own_heads(const Case &c, const Floats &x, int64_t row, int64_t first, int64_t count) {
+    Floats made(c.tokens * count * c.width);
+    for (int64_t t = 0; t < c.tokens; t++)
+        memcpy(made.data() + t * count * c.width, x.data() + t * row + first * c.width,
+               static_cast<size_t>(count * c.width) * sizeof(float));
+    return made;
+}
+
+void norm_heads(void *handle, const Case &c, Floats &x, const Floats &norm) {
+    const int64_t width = norm.size(), heads = x.size() / c.tokens / width;
+    tpiedge_rms_norm(handle, x.data(), x.data(), heads * width, width, c.tokens, heads, width, norm.data(), 1e-5f);
+}
+
+Floats turned(void *handle, const Case &c, const Floats &x, int64_t heads, const Rotation &rotation) {
+    Floats y(x.size());
+    tpiedge_rope(handle, x.data(), y.data(), heads * c.width, c.width, c.tokens, heads, c.width, &rotation, c.rotated);
     return y;
 }
 
@@ -114,20 +143,34 @@ void add_bias(const Case &c, const Floats &bias, Floats &y) {
 using Sums = Array<int64_t>;
 
 Sums by_parts(void *handle, const Case &c, const Parameters &p, float scale, Cache &cache) {
-    Floats normed(p.x.size()), q(c.tokens * c.heads * c.width), k(c.tokens * c.kv_heads * c.width), v(k.size());
-    tpiedge_rms_norm(handle, p.x.data(), normed.data(), c.hidden, 0, c.tokens, 1, c.hidden, p.norm.data(), 1e-5f);
+    const int64_t q_row = c.q_heads * c.width, k_row = c.k_heads * c.width;
+    Floats normed(p.x.size()), q(c.tokens * q_row), k(c.tokens * k_row), v(c.tokens * c.kv_heads * c.width);
+    memcpy(normed.data(), p.x.data(), p.x.size() * sizeof(float));
+    if (c.normed)
+        tpiedge_rms_norm(handle, p.x.data(), normed.data(), c.hidden, 0, c.tokens, 1, c.hidden, p.norm.data(), 1e-5f);
     const PanelWeight weights[] = {p.q.weight(q.data()), p.k.weight(k.data()), p.v.weight(v.data())};
     complete(tpiedge_panels_project(handle, normed.data(), c.tokens, weights, 3));
     add_bias(c, p.q_bias, q);
     add_bias(c, p.k_bias, k);
     add_bias(c, p.v_bias, v);
-    const Floats turned_q = turned(handle, c, std::move(q), c.heads, p.q_norm, p);
-    cache.append(c, turned(handle, c, std::move(k), c.kv_heads, p.k_norm, p), v);
+    const Floats raw_k = own_heads(c, k, k_row, c.first_k, c.kv_heads);
+    if (c.projections == 2) memcpy(v.data(), raw_k.data(), v.size() * sizeof(float));
+    if (c.value_norm) norm_heads(handle, c, v, p.v_norm);
+    if (c.norms) {
+        norm_heads(handle, c, q, p.q_norm);
+        norm_heads(handle, c, k, p.k_norm);
+    }
+    const Floats own_q = own_heads(c, q, q_row, c.first_q, c.heads);
+    const Floats turned_q = turned(handle, c, own_q, c.heads, p.rotation(c.factors));
+    if (c.projections > 1) {
+        const Floats own_k = own_heads(c, k, k_row, c.first_k, c.kv_heads);
+        cache.append(c, turned(handle, c, own_k, c.kv_heads, p.rotation(false)), v);
+    }
     Floats out(turned_q.size());
     Sums y(c.tokens * c.hidden);
     const auto spans = cache.spans(c);
     tpiedge_attention(handle, turned_q.data(), out.data(), &c.layout, spans.data(), static_cast<int64_t>(spans.size()),
-                      c.head_start.data(), c.heads, int64_t{1} << 62, scale);
+                      c.head_start.data(), c.heads, int64_t{1} << 62, scale, c.cap);
     const PanelWeight o = p.o.weight(y.data(), c.exponent);
     complete(tpiedge_panels_contract(handle, out.data(), c.tokens, &o, 1));
     return y;
@@ -138,14 +181,20 @@ Array<uint8_t> pack(const Case &c, const Parameters &p, float scale) {
     const auto bias = [&](const Floats &of) { return c.biased ? of.data() : nullptr; };
     const AttentionBlock block{{p.q.weight(nullptr, bias(p.q_bias)), p.k.weight(nullptr, bias(p.k_bias)),
                                 p.v.weight(nullptr, bias(p.v_bias))},
-                               p.o.weight(nullptr, c.exponent), c.hidden, p.norm.data(), c.heads,
-                               c.norms ? p.q_norm.data() : nullptr, c.norms ? p.k_norm.data() : nullptr, c.rotated,
-                               c.layout, int64_t{1} << 62, 1e-5f, scale};
+                               p.o.weight(nullptr, c.exponent), c.projections, c.hidden,
+                               c.normed ? p.norm.data() : nullptr, c.heads, c.norms ? p.q_norm.data() : nullptr,
+                               c.norms ? p.k_norm.data() : nullptr, c.value_norm ? p.v_norm.data() : nullptr, c.whole,
+                               c.first_q, c.first_k, c.rotated, c.layout, int64_t{1} << 62, 1e-5f, scale, c.cap};
     const int64_t starts_nbytes = static_cast<int64_t>(c.head_start.size() * sizeof(int64_t));
     Array<uint8_t> packed(static_cast<int64_t>(sizeof block) + starts_nbytes);
     memcpy(packed.data(), &block, sizeof block);
     memcpy(packed.data() + sizeof block, c.head_start.data(), static_cast<size_t>(starts_nbytes));
     return packed;
+}
+
+int64_t scratch_of(const Case &c) {
+    const int64_t k_heads = c.projections > 1 ? c.k_heads : 0;
+    return c.hidden + (2 * (c.q_heads + k_heads) + c.kv_heads) * c.width;
 }
 
 void check_block(void *handle, Check &check, Random &random) {
@@ -158,14 +207,14 @@ void check_block(void *handle, Check &check, Random &random) {
 
     Sums y(wanted.size());
     Array<int32_t> narrow(wanted.size());
-    Floats scratch(c.tokens * (c.hidden + (2 * c.heads + 3 * c.kv_heads) * c.width));
+    Floats scratch(c.tokens * scratch_of(c));
     const Array<uint8_t> packed = pack(c, p, scale);
     const auto spans = own.spans(c);
     const auto *packed_block = reinterpret_cast<const AttentionBlock *>(packed.data());
+    const Rotation rotation = p.rotation(c.factors);
     const auto compute = [&](void *sums, int wide) {
         return tpiedge_panels_attention(handle, packed_block, p.x.data(), sums, spans.data(),
-                                        static_cast<int64_t>(spans.size()), p.cos.data(), p.sin.data(), scratch.data(),
-                                        wide);
+                                        static_cast<int64_t>(spans.size()), &rotation, scratch.data(), wide);
     };
     check.shape(c.tokens, c.hidden, c.heads, c.format);
     if (compute(narrow.data(), 0) != tpiedge::TOO_LARGE)
@@ -205,13 +254,14 @@ void check_stack(void *handle, Check &check, Random &random) {
     const Array<uint8_t> packed = pack(c, p, 0.25f);
     const auto *block = reinterpret_cast<const AttentionBlock *>(packed.data());
 
-    const int64_t of_attention = c.hidden + (2 * c.heads + 3 * c.kv_heads) * c.width, of_ffn = c.hidden + 2 * inner;
+    const Rotation rotations[] = {p.rotation(false), p.rotation(true)};
+    const int64_t of_attention = scratch_of(c), of_ffn = c.hidden + 2 * inner;
     Sums y(p.x.size());
     Floats wanted = copy_of(p.x), scratch(c.tokens * of_attention), ffn_scratch(c.tokens * of_ffn);
     Floats end_scratch(c.tokens * c.hidden);
     for (int layer = 0; layer < 2; layer++) {
-        complete(tpiedge_panels_attention(handle, block, wanted.data(), y.data(), spans.data(), count, p.cos.data(),
-                                          p.sin.data(), scratch.data(), 1));
+        complete(tpiedge_panels_attention(handle, block, wanted.data(), y.data(), spans.data(), count,
+                                          rotations + layer, scratch.data(), 1));
         tpiedge_add_sums(handle, wanted.data(), y.data(), c.tokens, c.hidden, c.exponent, tpiedge::INT64_SUMS, ends,
                          end_scratch.data());
         complete(tpiedge_panels_ffn(handle, &ffn, wanted.data(), y.data(), c.tokens, ffn_scratch.data(), 1));
@@ -221,10 +271,9 @@ void check_stack(void *handle, Check &check, Random &random) {
 
     Floats x = copy_of(p.x);
     Floats all_scratch(c.tokens * (c.hidden + (of_attention > of_ffn ? of_attention : of_ffn)));
-    const PanelLayer layer{block, &ffn, {ends[0], ends[1]}};
-    const PanelLayer layers[] = {layer, layer};
+    const PanelLayer layers[] = {{block, &ffn, {ends[0], ends[1]}, 0}, {block, &ffn, {ends[0], ends[1]}, 1}};
     double seconds[2];
-    complete(tpiedge_panels_stack(handle, layers, 2, x.data(), own_spans.data(), count, p.cos.data(), p.sin.data(),
+    complete(tpiedge_panels_stack(handle, layers, 2, x.data(), own_spans.data(), count, rotations,
                                   all_scratch.data(), seconds));
     check.shape(c.tokens, c.hidden, inner, c.format);
     for (int64_t i = 0; i < x.size(); i++) {
@@ -239,6 +288,6 @@ void check_stack(void *handle, Check &check, Random &random) {
 void check_attention_block(void *handle, const char *isa) {
     Random random(10);
     Check attention("panels_attention", isa), stack("panels_stack", isa);
-    for (int i = 0; i < 40; i++) check_block(handle, attention, random);
+    for (int i = 0; i < 80; i++) check_block(handle, attention, random);
     for (int i = 0; i < 20; i++) check_stack(handle, stack, random);
 }

@@ -48,23 +48,25 @@ void check_rope(void *handle, Check &check, Random &random, int64_t tokens) {
     const int64_t half = random.between(1, 70), rotated = 2 * half;
     const Strided rows(random, tokens, rotated + random.sometimes(20));
     const Floats cos = random_floats(random, rows.tokens * rotated), sin = random_floats(random, rows.tokens * rotated);
+    const Floats factors = random_floats(random, rows.tokens);
     Floats y(rows.tokens * rows.heads * rows.width);
+    const Rotation rotation{cos.data(), sin.data(), random.coin() ? factors.data() : nullptr};
     tpiedge_rope(handle, rows.x.data(), y.data(), rows.token_stride, rows.head_stride, rows.tokens, rows.heads,
-                 rows.width, cos.data(), sin.data(), rotated);
+                 rows.width, &rotation, rotated);
     check.shape(rows.tokens, rows.heads, rows.width, rotated);
     const float *result = y.data();
     for (int64_t t = 0; t < rows.tokens; t++)
         for (int64_t h = 0; h < rows.heads; h++)
             for (int64_t c = 0; c < rows.width; c++, result++) {
-                const float *x = rows.row(t, h);
+                const float *x = rows.row(t, h), factor = rotation.factor ? factors[t] : 1.0f;
                 if (c >= rotated) {
-                    check.same(*result, x[c]);
+                    check.same(*result, x[c] * factor);
                     continue;
                 }
                 const double other = c < half ? -x[c + half] : x[c - half];
                 const double direct = static_cast<double>(x[c]) * cos[t * rotated + c];
                 const double turned = other * sin[t * rotated + c];
-                check.close(*result, direct + turned, (fabs(direct) + fabs(turned)) * 4e-7);
+                check.close(*result, factor * (direct + turned), fabs(factor) * (fabs(direct) + fabs(turned)) * 4e-7);
             }
 }
 

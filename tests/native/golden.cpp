@@ -45,12 +45,12 @@ struct Layer {
               ffn_norm.data(), 1e-5, tpiedge::SILU} {
         attention = {{{q.weight(nullptr, q_bias.data()), k.weight(nullptr, k_bias.data()),
                        v.weight(nullptr, v_bias.data())},
-                      o.weight(nullptr, -16 - finer), HIDDEN, norm.data(), HEADS, q_norm.data(), k_norm.data(), WIDTH,
-                      layout, int64_t{50}, 1e-5, 0.15625},
+                      o.weight(nullptr, -16 - finer), 3, HIDDEN, norm.data(), HEADS, q_norm.data(), k_norm.data(),
+                      nullptr, 0, 0, 0, WIDTH, layout, int64_t{50}, 1e-5, 0.15625, 0},
                      {0, 3, HEADS}};
     }
     PanelLayer packed() {
-        return PanelLayer{&attention.block, &ffn, {plain_end(), plain_end()}};
+        return PanelLayer{&attention.block, &ffn, {plain_end(), plain_end()}, 0};
     }
 };
 
@@ -65,10 +65,10 @@ void check_case(void *handle, Check &check, int64_t bits, int format, int64_t fi
     for (const int64_t tokens : STEPS) {
         const Floats cos = random_floats(random, tokens * WIDTH), sin = random_floats(random, tokens * WIDTH);
         Floats x = random_floats(random, tokens * HIDDEN), scratch(tokens * SCRATCH);
+        const Rotation rotation{cos.data(), sin.data(), nullptr};
         double seconds[2];
         const Span span = pages.span(tokens, start, 0);
-        complete(tpiedge_panels_stack(handle, layers, 2, x.data(), &span, 1, cos.data(), sin.data(), scratch.data(),
-                                      seconds));
+        complete(tpiedge_panels_stack(handle, layers, 2, x.data(), &span, 1, &rotation, scratch.data(), seconds));
         for (const float value : x) check.close(value, 0, 1e4);  // and a number
         start += tokens;
     }

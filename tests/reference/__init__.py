@@ -12,6 +12,17 @@ or, in a test, the session's cache of it:
 """
 
 from tests.reference.cases import CASES, Case, case
+from tests.reference.families import COMPUTED
 from tests.reference.huggingface import Reference, answered, build, hidden_states, reference
 
-__all__ = ["CASES", "Case", "Reference", "answered", "build", "case", "hidden_states", "reference"]
+__all__ = [
+    "CASES",
+    "COMPUTED",
+    "Case",
+    "Reference",
+    "answered",
+    "build",
+    "case",
+    "hidden_states",
+    "reference",
+]

@@ -22,7 +22,7 @@ class Case:
     "bf16". `shard_size`: of the largest file, None for a single one. `published_keys`: config.json says
     rope_theta, rope_scaling and torch_dtype, as the published models do, instead of transformers 5's
     rope_parameters and dtype. `ablation`: the configuration without the feature that the case is about, which
-    must change the logits.
+    must change the logits. `written`: replaces keys of config.json's text part when the model is saved; None removes.
     """
 
     name: str
@@ -33,6 +33,7 @@ class Case:
     shard_size: str | None = None
     published_keys: bool = False
     ablation: Config = field(default_factory=dict)
+    written: Config = field(default_factory=dict)
 
 
 def _shape(
@@ -186,4 +187,6 @@ CASES: tuple[Case, ...] = (
 
 
 def case(name: str) -> Case:
-    return next(known for known in CASES if known.name == name)
+    from tests.reference.families import FAMILIES  # which has cases
+
+    return next(known for known in (*CASES, *FAMILIES) if known.name == name)

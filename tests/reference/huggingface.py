@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from tests.reference.cases import Case
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 
 GENERATED = 16
@@ -72,15 +72,17 @@ def answered(case: Case, folder: Path) -> Reference:
 
 def build(case: Case, folder: Path) -> None:
     """Write the checkpoint of `case`: config.json and safetensors, no tokenizer."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
 
     config = AutoConfig.for_model(**case.config)
     with torch.random.fork_rng(devices=[]):  # its initial values are replaced, the caller's generator is not
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
+        model = _kind(config).from_config(config, dtype=torch.float32, attn_implementation="eager")
     _draw_parameters(model, case.seed)
     model.to(_DTYPES[case.dtype]).save_pretrained(folder, max_shard_size=case.shard_size or "1GB")
     if case.published_keys:
         _write_published_keys(folder / "config.json")
+    if case.written:
+        _write_over(folder / "config.json", case.written)
 
 
 def logits(folder: Path, ids: tuple[int, ...], changes: Mapping[str, object]) -> Logits:
@@ -100,21 +102,35 @@ def hidden_states(folder: Path, ids: tuple[int, ...]) -> NDArray[np.float32]:
 def _draw_parameters(model: "PreTrainedModel", seed: int) -> None:
     """Draws all parameters at random: zero biases and unit norms hide errors.
 
-    Large queries and keys make attention uneven, large vocabulary matrices set the best two logits apart, and large
-    blocks keep a tied model from repeating its last token.
+    Large queries and keys make attention uneven, large vocabulary matrices set the best two logits apart, large blocks
+    keep a tied model from repeating tokens.
     """
     generator = torch.Generator().manual_seed(seed)
+    ends_in_norms = any("pre_feedforward" in name for name, _ in model.named_parameters())
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)
         if name.endswith("bias"):
             values = 0.3 * noise
-        elif "norm" in name:
-            values = 1 + 0.25 * noise.clamp(-2, 2)
+        elif "norm" in name or parameter.ndim == 1:  # begins as ones, or as zeros where 1 is added
+            values = parameter.detach() + 0.25 * noise.clamp(-2, 2)
+            values += 2.0 if ends_in_norms and ".post_" in name else 0.0
         else:
             gain = 1.0 if any(part in name for part in ("v_proj", "gate_proj", "up_proj")) else 2.0
             values = gain * noise / parameter.shape[1] ** 0.5
         with torch.no_grad():
             parameter.copy_(values)
+    for name, buffer in model.named_buffers():
+        if name.endswith("layer_scalar"):
+            buffer.copy_(0.6 + 0.8 * torch.rand(buffer.shape, generator=generator))
+
+
+def _write_over(path: Path, changes: Mapping[str, object]) -> None:
+    config = json.loads(path.read_text())
+    text = config.get("text_config", config)
+    text |= changes
+    for name in [name for name, value in changes.items() if value is None]:
+        del text[name]
+    path.write_text(json.dumps(config, indent=2))
 
 
 def _write_published_keys(path: Path) -> None:
@@ -131,30 +147,47 @@ def _write_published_keys(path: Path) -> None:
 
 
 def _load(folder: Path, changes: Mapping[str, object] | None = None) -> "PreTrainedModel":
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(folder)
     for key, value in (changes or {}).items():
-        setattr(config, key, value)
-    return AutoModelForCausalLM.from_pretrained(
+        setattr(config.get_text_config(), key, value)
+    model: PreTrainedModel = _kind(config).from_pretrained(
         folder, config=config, dtype=torch.float32, attn_implementation="eager"
-    ).eval()
+    )
+    return model.eval()
+
+
+def _kind(config: "PreTrainedConfig") -> Any:
+    """Returns the class of the model: a causal one, or one with images that transformers does not list as causal."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, AutoModelForImageTextToText
+
+    is_causal = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
+    return AutoModelForCausalLM if is_causal else AutoModelForImageTextToText
 
 
 def _prompt(case: Case) -> tuple[int, ...]:
-    vocab = case.config["vocab_size"]
+    text: Any = case.config.get("text_config", case.config)
     generator = torch.Generator().manual_seed(case.seed + 1_000_000)
-    return tuple(torch.randint(3, vocab, (case.prompt_length,), generator=generator).tolist())
+    return tuple(torch.randint(3, text["vocab_size"], (case.prompt_length,), generator=generator).tolist())
 
 
 def _greedy(model: "PreTrainedModel", prompt_ids: tuple[int, ...]) -> tuple[Logits, Logits]:
-    """Logits at every prompt position, and of every greedy step. (generate() would stop at the end token.)"""
-    out = model(torch.tensor([prompt_ids]), use_cache=True)
+    """Logits at every prompt position, and of every greedy step. (generate() would stop at the end token.)
+
+    LongRoPE turns all keys in another way beyond the original context: each step computes them again.
+    """
+    rope = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
+    keeps = rope.get("rope_type") != "longrope"
+    out = model(torch.tensor([prompt_ids]), use_cache=keeps)
     logits_TV = out.logits[0].numpy()
-    rows = [logits_TV[-1]]
+    rows, ids = [logits_TV[-1]], list(prompt_ids)
     while len(rows) < GENERATED:
-        token = int(rows[-1].argmax())
-        out = model(torch.tensor([[token]]), past_key_values=out.past_key_values, use_cache=True)
+        ids.append(int(rows[-1].argmax()))
+        if keeps:
+            out = model(torch.tensor([ids[-1:]]), past_key_values=out.past_key_values, use_cache=True)
+        else:
+            out = model(torch.tensor([ids]), use_cache=False)
         rows.append(out.logits[0, -1].numpy())
     return logits_TV, np.stack(rows)
 

@@ -90,7 +90,7 @@ class Head:
         factors = self._config.factors
         if factors.logit_divisor != 1:
             logits_MR /= factors.logit_divisor
-        if factors.logit_cap is not None:
+        if factors.logit_cap:
             logits_MR.div_(factors.logit_cap).tanh_().mul_(factors.logit_cap)
         return logits_MR
 

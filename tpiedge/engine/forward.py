@@ -7,7 +7,7 @@ dimension, P padded rows of a head. The residual stream x_TH is f32 and identica
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from typing import Final, NamedTuple, TypeAlias, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as functional
@@ -18,7 +18,7 @@ from tpiedge.engine.meter import Meter
 from tpiedge.engine.steps import ChunkRows, OverlappedReduces, chunks, segments_of, wanted_rows
 from tpiedge.kernels.attention import append_pages, attention_pages, kv_of_heads
 from tpiedge.kernels.attention_block import FusedAttention, FusedLayers
-from tpiedge.kernels.elementwise import Activation, rms_norm, rope, tables
+from tpiedge.kernels.elementwise import Activation, Rotation, rms_norm, rope, tables
 from tpiedge.kernels.ffn import FusedFFN, ffn
 from tpiedge.kernels.grid import PLAIN_END, BlockEnd, Grid
 from tpiedge.kernels.kv_format import KVFormat
@@ -32,7 +32,7 @@ from tpiedge.memory.sweep import Block
 from tpiedge.memory.weights import BlockWeights, NodeWeights
 from tpiedge.model.config import ModelConfig
 from tpiedge.model.rope import RopeConfig
-from tpiedge.model.rotation import rope_frequencies
+from tpiedge.model.rotation import grown, rope_frequencies
 from tpiedge.pack.grids import Exponents
 from tpiedge.pack.layout import ATTENTION_MATRICES, FFN_MATRICES
 from tpiedge.pack.share import NodeShare, kv_share
@@ -44,14 +44,23 @@ _POSITIONS: Final = 64
 _FFN_TILE: Final = 128
 
 
-RotationTables: TypeAlias = tuple[Tensor, Tensor]
-"""Cos and sin, f32 [C, r]."""
+class Rotations(NamedTuple):
+    """Cos and sin of tokens, f32 [T, r], and factors of queries, f32 [T]."""
+
+    cos_Tr: Tensor
+    sin_Tr: Tensor
+    factor_T: Tensor | None
+
+    def of_tokens(self, rows: slice) -> "Rotations":
+        return Rotations(
+            self.cos_Tr[rows], self.sin_Tr[rows], None if self.factor_T is None else self.factor_T[rows]
+        )
 
 
 class _ChunkPart(NamedTuple):
     rows: ChunkRows
     spans: Spans
-    tables: Sequence[RotationTables]  # by kind of rotation
+    rotations: Sequence[Rotations]  # by kind
 
 
 @functools.lru_cache(maxsize=128)
@@ -134,14 +143,12 @@ class Engine:
 
     def _parts(self, x_TH: Tensor, plan: StepPlan) -> Sequence[_ChunkPart]:
         cuts = chunks(plan)
-        tables = [self._tables(rope, plan.segments) for rope in self.config.ropes]
+        rotations = [self._rotation(rope, plan.segments) for rope in self.config.ropes]
         parts = []
         for rows, own in zip(ChunkRows.of(x_TH, cuts), cuts, strict=True):
             spans = [self.cache.span(one.slot, one.start, one.length) for one in segments_of(plan, own)]
             of_chunk = Spans(spans, self.cache.format.page_positions)
-            parts.append(
-                _ChunkPart(rows, of_chunk, [(cos_Tr[own], sin_Tr[own]) for cos_Tr, sin_Tr in tables])
-            )
+            parts.append(_ChunkPart(rows, of_chunk, [rotation.of_tokens(own) for rotation in rotations]))
         return parts
 
     def _stack(self, x_TH: Tensor, plan: StepPlan, parts: Sequence[_ChunkPart]) -> bool:
@@ -157,8 +164,8 @@ class Engine:
         fused = self._layers
         if fused is None or plan.tokens > fused.most_tokens:
             return False
-        rows, spans, tables = parts[0]
-        self.meter.computed(*fused.run(x_TH, spans, *tables[0]))
+        rows, spans, rotations = parts[0]
+        self.meter.computed(*fused.compute(x_TH, spans, [Rotation(*one) for one in rotations]))
         self._reduces.ended_alone(rows, Tag(plan.step, 2 * self.config.num_layers - 1, 0))
         return True
 
@@ -209,10 +216,10 @@ class Engine:
     def _attention(self, part: _ChunkPart, weights: BlockWeights, layer: int) -> Tensor | None:
         if not len(self._share.attention):
             return None
-        rows, spans, cos_Cr, sin_Cr = part.rows, part.spans, *part.tables[self._rope_of[layer]]
+        rows, spans, rotation = part.rows, part.spans, part.rotations[self._rope_of[layer]]
         fused = _kept(self._attentions, layer, weights, self._new_attention)
         if fused is not None:
-            return fused.run(rows.x_CH, spans, cos_Cr, sin_Cr)
+            return fused.run(rows.x_CH, spans, *rotation)
         of_layer = self.config.layers[layer].attention
         h_CH = self._norm(rows.x_CH, weights, "attention_norm")
         y_q, y_k, y_v = self.linear.project_many(h_CH, [weights.matrices[name] for name in ("q", "k", "v")])
@@ -221,10 +228,15 @@ class Engine:
         v_CKd = self._heads(y_v, weights, "v", self._kv.start, len(self._kv))
         if of_layer.head_norms:
             q_Cnd, k_CKd = self._norm(q_Cnd, weights, "q_norm"), self._norm(k_CKd, weights, "k_norm")
-        q_Cnd, k_CKd = (rope(x, cos_Cr, sin_Cr, self.linear.pool) for x in (q_Cnd, k_CKd))
-        layout, pool = self.cache.layouts[layer], self.linear.pool
+        cos_Cr, sin_Cr, factor_C = rotation
+        q_Cnd = rope(q_Cnd, cos_Cr, sin_Cr, self.linear.pool, factor_C)
+        k_CKd = rope(k_CKd, cos_Cr, sin_Cr, self.linear.pool)
+        layout, pool, factors = self.cache.layouts[layer], self.linear.pool, self.config.factors
         append_pages(k_CKd, v_CKd, spans, layout, pool=pool)
-        out_Cnd = attention_pages(q_Cnd, spans, layout, self._kv_of_head, window=of_layer.window, pool=pool)
+        out_Cnd = attention_pages(
+            q_Cnd, spans, layout, self._kv_of_head, window=of_layer.window, scale=factors.scores,
+            cap=factors.score_cap, pool=pool,
+        )  # fmt: skip
         o_RH = weights.matrices["o"]
         padding = o_RH.shape[0] // len(self._share.attention) - out_Cnd.shape[-1]
         out_CnP = functional.pad(out_Cnd, (0, padding)) if padding else out_Cnd
@@ -263,12 +275,17 @@ class Engine:
         # Padding stays zero through SwiGLU and `down`.
         return functional.pad(own, (0, max(0, columns - own.shape[0])))
 
-    def _tables(self, rope: RopeConfig | None, segments: Sequence[Segment]) -> RotationTables:
-        found = [table for segment in segments for table in self._segment_tables(rope, segment)]
+    def _rotation(self, rope: RopeConfig | None, segments: Sequence[Segment]) -> Rotations:
+        found = [tables for segment in segments for tables in self._tables(rope, segment)]
         cos, sin = zip(*found, strict=True)
-        return torch.cat(cos), torch.cat(sin)
+        growth, factor_T = self.config.factors.score_growth, None
+        if growth and rope is not None:
+            original = rope.original_positions
+            positions = (p for one in segments for p in range(one.start, one.start + one.length))
+            factor_T = torch.tensor([grown(growth, position // original) for position in positions])
+        return Rotations(torch.cat(cos), torch.cat(sin), factor_T)
 
-    def _segment_tables(self, rope: RopeConfig | None, segment: Segment) -> Iterator[RotationTables]:
+    def _tables(self, rope: RopeConfig | None, segment: Segment) -> Iterator[tuple[Tensor, Tensor]]:
         if rope is None:
             yield torch.empty(segment.length, 0), torch.empty(segment.length, 0)
             return
@@ -289,7 +306,7 @@ class Engine:
     @cached_property
     def _layers(self) -> FusedLayers | None:
         kept = self.weights.kept()
-        if self.linear.pool is None or kept is None or len(self.config.ropes) > 1:
+        if self.linear.pool is None or kept is None:
             return None
         blocks: list[tuple[FusedAttention, FusedFFN]] = []
         ends: list[tuple[BlockEnd, BlockEnd]] = []
@@ -301,7 +318,7 @@ class Engine:
                 return None
             blocks.append((attention, ffn_block))
             ends.append((self._end(of_attention, is_ffn=False), self._end(of_ffn, is_ffn=True)))
-        return FusedLayers(blocks, self.linear.pool, ends)
+        return FusedLayers(blocks, self.linear.pool, ends, self._rope_of)
 
     def _new_attention(self, layer: int, weights: BlockWeights) -> FusedAttention | None:
         vectors, config, pool, (grid, _) = weights.vectors, self.config, self.linear.pool, self._grids[layer]
@@ -326,8 +343,10 @@ class Engine:
             pool,
             biases=(q_bias, k_bias, v_bias),
             head_norms_d=(vectors["q_norm"], vectors["k_norm"]) if of_layer.head_norms else None,
+            rotated=of_layer.rope.rotated(of_layer.width) if of_layer.rope else 0,
             window=of_layer.window,
-            rotated=None if of_layer.rope else 0,
+            scale=config.factors.scores,
+            cap=config.factors.score_cap,
         )
 
     def _new_ffn(self, layer: int, weights: BlockWeights) -> FusedFFN | None:

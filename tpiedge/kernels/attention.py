@@ -19,6 +19,7 @@ from tpiedge.kernels.kv_pages import PageLayout, Span, Spans
 from tpiedge.kernels.library import NO_WINDOW, Pool, check_f32
 from tpiedge.kernels.shared_library import MAX_HEAD_WIDTH
 
+Numbers = tuple[int, float, float]  # the window, scale and cap that native code takes
 _DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -34,22 +35,23 @@ def attention_pages(
     kv_of_head: tuple[int, ...],
     *,
     window: int | None = None,
+    scale: float | None = None,
+    cap: float = 0.0,
     pool: Pool | None = None,
 ) -> Tensor:
-    """Returns f32 outputs [T, N, d]. `window` is how many keys a query sees (None: all). `kv_of_head` must not
-    decrease."""
+    """Returns f32 outputs [T, N, d]. A query sees `window` keys (None: all). `scale` multiplies scores (None: 1 /
+    sqrt(d)). Then `cap`, unless 0, makes them cap * tanh(score / cap). `kv_of_head` must not decrease."""
+    numbers = score_numbers(q_TNd.shape[2], window, scale, cap)
     heads, width = q_TNd.shape[1:]
     head_start = head_starts(kv_of_head, heads, layout.kv_heads)
     spans.check_pages(layout)
     check_f32("queries", q_TNd, (spans.tokens, heads, layout.format.width), contiguous=False)
-    if window is not None and window < 1:
-        raise ValueError(f"a window of {window} positions")
     out_TNd = torch.empty(q_TNd.shape)
     if pool is not None and width <= MAX_HEAD_WIDTH:
-        q_TNd, positions = q_TNd.contiguous(), NO_WINDOW if window is None else window
+        q_TNd = q_TNd.contiguous()
         both = q_TNd.data_ptr(), out_TNd.data_ptr()
         of_spans = layout.packed, spans.packed, len(spans)
-        pool.call("tpiedge_attention", *both, *of_spans, head_start, heads, positions, 1 / math.sqrt(width))
+        pool.call("tpiedge_attention", *both, *of_spans, head_start, heads, *numbers)
         return out_TNd
     for rows, span in spans:
         seen = 0 if window is None else max(0, span.start + 1 - window)
@@ -59,7 +61,7 @@ def attention_pages(
         for kv, of_kv in _runs(kv_of_head, whole):
             grouped = span.tokens, kv.stop - kv.start, -1, width
             q_TKgd, out_TKgd = q_TNd[rows, of_kv].view(grouped), out_TNd[rows, of_kv].view(grouped)
-            _group(q_TKgd, k_KSd[kv].float(), v_KSd[kv].float(), span.start - seen, window, out_TKgd)
+            _group(q_TKgd, k_KSd[kv].float(), v_KSd[kv].float(), span.start - seen, numbers, out_TKgd)
     return out_TNd
 
 
@@ -85,6 +87,15 @@ def append_pages(
             part_pKPB[pages, :, positions % layout.positions] = x_TKB
 
 
+def score_numbers(width: int, window: int | None, scale: float | None, cap: float) -> Numbers:
+    """Fills in defaults for heads of this width. Raises ValueError."""
+    if window is not None and window < 1:
+        raise ValueError(f"a window of {window} positions")
+    if not 0 <= cap < math.inf:
+        raise ValueError(f"scores are capped at {cap}")
+    return NO_WINDOW if window is None else window, 1 / math.sqrt(width) if scale is None else scale, cap
+
+
 @functools.lru_cache(maxsize=64)
 def head_starts(kv_of_head: tuple[int, ...], heads: int, kv_heads: int) -> bytes:
     """Returns each KV head's first query head, then `heads`, packed as int64. Raises ValueError."""
@@ -97,12 +108,17 @@ def head_starts(kv_of_head: tuple[int, ...], heads: int, kv_heads: int) -> bytes
 
 
 def _group(
-    q_TKgd: Tensor, k_KSd: Tensor, v_KSd: Tensor, offset: int, window: int | None, out_TKgd: Tensor
+    q_TKgd: Tensor,
+    k_KSd: Tensor,
+    v_KSd: Tensor,
+    offset: int,
+    numbers: Numbers,
+    out_TKgd: Tensor,
 ) -> None:
-    tokens = q_TKgd.shape[0]
+    tokens, window = q_TKgd.shape[0], numbers[0]
     if tokens == 1:
         # One query sees every key: the heads of a group take the place of tokens and share one pass over the keys.
-        out = F.scaled_dot_product_attention(q_TKgd.transpose(0, 1), k_KSd[:, None], v_KSd[:, None])
+        out = _attend(q_TKgd.transpose(0, 1), k_KSd[:, None], v_KSd[:, None], None, numbers)
         out_TKgd.copy_(out.transpose(0, 1))
         return
     # The mask of a query tile is bounded: a long prompt must not need T x S floats.
@@ -110,16 +126,26 @@ def _group(
     for first in range(0, tokens, tile):
         last = min(tokens, first + tile)
         high = offset + last
-        low = 0 if window is None else max(0, offset + first + 1 - window)
+        low = max(0, offset + first + 1 - window)
         q_Kgtd = q_TKgd[first:last].permute(1, 2, 0, 3)
         k_Kgsd = k_KSd[:, None, low:high].expand(-1, q_Kgtd.shape[1], -1, -1)
         v_Kgsd = v_KSd[:, None, low:high].expand(-1, q_Kgtd.shape[1], -1, -1)
         query = torch.arange(offset + first, high)[:, None]
         key = torch.arange(low, high)[None, :]
         seen = key <= query
-        seen = seen if window is None else seen & (key > query - window)
-        out = F.scaled_dot_product_attention(q_Kgtd, k_Kgsd, v_Kgsd, attn_mask=seen)
+        seen = seen if window == NO_WINDOW else seen & (key > query - window)
+        out = _attend(q_Kgtd, k_Kgsd, v_Kgsd, seen, numbers)
         out_TKgd[first:last] = out.permute(2, 0, 1, 3)
+
+
+def _attend(q_Kgtd: Tensor, k_Kgsd: Tensor, v_Kgsd: Tensor, seen: Tensor | None, numbers: Numbers) -> Tensor:
+    _, scale, cap = numbers
+    if not cap:
+        return F.scaled_dot_product_attention(q_Kgtd, k_Kgsd, v_Kgsd, attn_mask=seen, scale=scale)
+    scores = torch.tanh(q_Kgtd @ k_Kgsd.transpose(-1, -2) * scale / cap) * cap
+    if seen is not None:
+        scores.masked_fill_(~seen, -math.inf)
+    return torch.softmax(scores, -1) @ v_Kgsd
 
 
 def _runs(kv_of_head: tuple[int, ...], whole: bool) -> list[tuple[slice, slice]]:

@@ -1,102 +1,112 @@
 """Computes a node's quantised attention block, or all layers, in one native call. The results have the same bits as
-results of linear.py, elementwise.py and attention.py.
+results of linear.py, elementwise.py, attention.py and grid.py.
 
 T tokens, H hidden size, n query heads, K KV heads, d head width, r rotated width, O outputs.
 """
 
 import ctypes
-import math
 import struct
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from tpiedge.kernels.attention import head_starts
+from tpiedge.kernels.attention import head_starts, score_numbers
+from tpiedge.kernels.elementwise import Rotation
 from tpiedge.kernels.ffn import NORMED_BYTES, SCRATCH_BYTES, FusedFFN
 from tpiedge.kernels.grid import PLAIN_END, BlockEnd, Grid, sums_of
 from tpiedge.kernels.kv_pages import PageLayout, Spans
-from tpiedge.kernels.library import F32_BYTES, NO_WINDOW, Pool, check_f32, pack_panels, pack_row_parallel
+from tpiedge.kernels.library import F32_BYTES, NO_PANELS, Pool, check_f32, pack_panels, pack_row_parallel
 from tpiedge.kernels.linear import check_weight
 from tpiedge.kernels.panel_matrix import PanelMatrix
 from tpiedge.kernels.shared_library import MAX_HEAD_WIDTH
 
-# As AttentionBlock of native/interface.h: before its layout H, norm, n, q_norm, k_norm, r; after it window, eps, scale;
-# at the end `head_starts`.
-_BLOCK = struct.Struct("=6q")
-_REST = struct.Struct("=q2d")
-# As the addresses of PanelLayer of native/interface.h.
-_LAYER = struct.Struct("=2q")
+# As AttentionBlock of native/interface.h: between its matrices and its layout, and after it; at the end `head_starts`.
+_BLOCK = struct.Struct("=11q")
+_REST = struct.Struct("=q3d")
+# As PanelLayer of native/interface.h, around the ends of both blocks.
+_BLOCKS, _ROTATION = struct.Struct("=2q"), struct.Struct("=q")
+
+Projections = tuple[PanelMatrix, PanelMatrix | None, PanelMatrix | None, PanelMatrix]
 
 
 class FusedAttention:
-    """An attention block for one KV cache. `matrices` are q, k, v and o; their memory must not move. `biases` belong to
-    q, k and v. `head_norms_d` belong to q and k. `rotated` is the number of a head's rotated columns; None means all.
-    Raises ValueError."""
+    """An attention block for one KV cache. `matrices` are q, k, v and o; their memory must not move. Raises ValueError.
+
+    - Without v, values are the products of k before its norm. Without k and v, nothing is appended to the cache, and
+      `layout` belongs to the earlier layer whose keys and values are used.
+    - `biases` belong to q, k and v, `head_norms_d` to q and k, `value_norm_d` to values.
+    - `own_heads` says that q and k have all nodes' heads, and that each of their norms is over all of them at once.
+      It is the first own query head and KV head.
+    - `rotated`: columns of a head, None for all. attention.py has window, scale and cap.
+    """
 
     def __init__(
         self,
-        matrices: tuple[PanelMatrix, PanelMatrix, PanelMatrix, PanelMatrix],
+        matrices: Projections,
         grid: Grid,
-        norm_H: Tensor,
+        norm_H: Tensor | None,
         eps: float,
         kv_of_head: tuple[int, ...],
         layout: PageLayout,
         pool: Pool,
         *,
         biases: tuple[Tensor | None, Tensor | None, Tensor | None] = (None, None, None),
-        head_norms_d: tuple[Tensor, Tensor] | None = None,
+        head_norms_d: tuple[Tensor | None, Tensor | None] | None = None,
+        value_norm_d: Tensor | None = None,
+        own_heads: tuple[int, int] | None = None,
         window: int | None = None,
+        scale: float | None = None,
+        cap: float = 0.0,
         rotated: int | None = None,
     ) -> None:
         q, k, v, o = matrices
         width = layout.format.width
         self.rotated = width if rotated is None else rotated
-        for w in (q, k, v):
-            check_weight(w, input_dim=1)
-        check_weight(o, input_dim=0)
         if width > MAX_HEAD_WIDTH:
             raise ValueError(f"heads of {width} columns, more than {MAX_HEAD_WIDTH}")
         if self.rotated % 2 or not 0 <= self.rotated <= width:
             raise ValueError(f"{self.rotated} of {width} columns are to be rotated")
-        if not (
-            q.cols == k.cols == v.cols
-            and q.rows == o.rows
-            and q.rows % width == 0
-            and k.rows == v.rows == layout.kv_heads * width
-        ):
-            raise ValueError(
-                f"q, k, v and o are {list(q.shape)}, {list(k.shape)}, {list(v.shape)} and {list(o.shape)} for "
-                f"{layout.kv_heads} KV heads of {width}"
-            )
+        _check_matrices(matrices, layout, own_heads or (0, 0), whole=own_heads is not None)
         for w, bias_R in zip((q, k, v), biases, strict=True):
             if bias_R is not None:
-                check_f32("a bias", bias_R, (w.rows,))
-        if window is not None and window < 1:
-            raise ValueError(f"a window of {window} positions")
-        check_f32("a norm", norm_H, (q.cols,))
-        for norm_d in head_norms_d or ():
-            check_f32("a head's norm", norm_d, (width,))
-        norms = [norm_d.data_ptr() for norm_d in head_norms_d or ()] or [0, 0]
+                check_f32("a bias", bias_R, (0 if w is None else w.rows,))
+        if norm_H is not None:
+            check_f32("a norm", norm_H, (q.cols,))
+        norms = *(head_norms_d or (None, None)), value_norm_d
+        for w, norm_d, heads in zip((q, k, v or k), norms, (own_heads, own_heads, None), strict=True):
+            if norm_d is not None:
+                check_f32("a head's norm", norm_d, (0 if w is None else w.rows if heads else width,))
+        numbers = score_numbers(width, window, scale, cap)
+        projections = [w for w in (q, k, v) if w is not None]
         self.packed = b"".join(
             (
-                *(pack_panels(w, bias_R=bias_R) for w, bias_R in zip((q, k, v), biases, strict=True)),
+                *(pack_panels(w, bias_R=bias_R) for w, bias_R in zip(projections, biases, strict=False)),
+                NO_PANELS * (3 - len(projections)),
                 pack_row_parallel(o, grid.exponent, grid.most),
-                _BLOCK.pack(q.cols, norm_H.data_ptr(), q.rows // width, *norms, self.rotated),
+                _BLOCK.pack(
+                    *(len(projections), q.cols, _data(norm_H), o.rows // width, *map(_data, norms)),
+                    *(own_heads is not None, *(own_heads or (0, 0)), self.rotated),
+                ),
                 layout.packed,
-                _REST.pack(NO_WINDOW if window is None else window, eps, 1 / math.sqrt(width)),
-                head_starts(kv_of_head, q.rows // width, layout.kv_heads),
+                _REST.pack(numbers[0], eps, *numbers[1:]),
+                head_starts(kv_of_head, o.rows // width, layout.kv_heads),
             )
         )
-        self._kept = matrices, biases, norm_H, head_norms_d  # their addresses are packed
+        self._kept = matrices, biases, norm_H, norms  # their addresses are packed
         self._pool = pool
         self.hidden, self.outputs = q.cols, o.cols
         self._layout, self.positions = layout, layout.positions
-        self.scratch = q.cols + 2 * q.rows + 3 * k.rows
+        k_rows = 0 if k is None else k.rows
+        self.scratch = q.cols + 2 * (q.rows + k_rows) + layout.kv_heads * width
 
-    def run(self, x_TH: Tensor, spans: Spans, cos_Tr: Tensor, sin_Tr: Tensor) -> Tensor:
+    def run(
+        self, x_TH: Tensor, spans: Spans, cos_Tr: Tensor, sin_Tr: Tensor, factor_T: Tensor | None = None
+    ) -> Tensor:
         """Appends k and v to the cache. Returns integers [T, O], in units of 2**`grid.exponent`."""
-        self.check(x_TH, spans, cos_Tr, sin_Tr)
+        rotation = Rotation(cos_Tr, sin_Tr, factor_T)
+        self.check(x_TH, spans)
+        rotation.check(spans.tokens, self.rotated)
         x_TH = x_TH.contiguous()
         scratch = torch.empty(spans.tokens * self.scratch)
 
@@ -109,40 +119,49 @@ class FusedAttention:
                 sums_TO.data_ptr(),
                 spans.packed,
                 len(spans),
-                cos_Tr.data_ptr(),
-                sin_Tr.data_ptr(),
+                rotation.packed,
                 scratch.data_ptr(),
                 wide,
             )
 
         return sums_of((spans.tokens, self.outputs), compute)
 
-    def check(self, x_TH: Tensor, spans: Spans, cos_Tr: Tensor, sin_Tr: Tensor) -> None:
+    def check(self, x_TH: Tensor, spans: Spans) -> None:
         spans.check_pages(self._layout)
         check_f32("activations", x_TH, (spans.tokens, self.hidden), contiguous=False)
-        check_f32("cosines", cos_Tr, (spans.tokens, self.rotated))
-        check_f32("sines", sin_Tr, (spans.tokens, self.rotated))
 
 
 class FusedLayers:
-    """Computes all layers in one native call, on a single node. Raises ValueError."""
+    """Computes all layers in one native call, on a single node. All layers have the same H and positions of a page.
+
+    `ends` has two ends for each layer: attention's and FFN's. `rotations` has the number of the call's rotation that
+    each layer uses. Raises ValueError.
+    """
 
     def __init__(
         self,
         blocks: Sequence[tuple[FusedAttention, FusedFFN]],
         pool: Pool,
         ends: Sequence[tuple[BlockEnd, BlockEnd]] | None = None,
+        rotations: Sequence[int] | None = None,
     ) -> None:
         ends = [(PLAIN_END, PLAIN_END)] * len(blocks) if ends is None else ends
+        rotations = [0] * len(blocks) if rotations is None else rotations
         hidden = {width for layer in blocks for block in layer for width in (block.hidden, block.outputs)}
-        alike = {(attention.positions, attention.rotated) for attention, _ in blocks}
-        if len(hidden) != 1 or len(alike) != 1:
+        positions = {attention.positions for attention, _ in blocks}
+        turned = {(number, block.rotated) for number, (block, _) in zip(rotations, blocks, strict=True)}
+        #: Columns that each of a call's rotations has.
+        self.rotated = [columns for _, columns in sorted(turned)]
+        if len(hidden) != 1 or len(positions) != 1 or sorted(set(rotations)) != list(range(len(turned))):
             raise ValueError(
-                f"{len(blocks)} layers of hidden sizes {hidden}, with positions of a page and rotated columns {alike}"
+                f"{len(blocks)} layers of hidden sizes {hidden}, with positions of a page {positions} and rotated "
+                f"columns {turned}"
             )
         self._packed = b"".join(
-            _LAYER.pack(*(_address(block.packed) for block in layer)) + first.packed + second.packed
-            for layer, (first, second) in zip(blocks, ends, strict=True)
+            _BLOCKS.pack(*(_address(block.packed) for block in layer))
+            + b"".join(end.packed for end in pair)
+            + _ROTATION.pack(number)
+            for layer, pair, number in zip(blocks, ends, rotations, strict=True)
         )
         self._blocks, self._ends = tuple(blocks), tuple(ends)  # their addresses are packed
         self._pool = pool
@@ -154,8 +173,14 @@ class FusedLayers:
         self.most_tokens = max(1, (SCRATCH_BYTES + NORMED_BYTES) // (F32_BYTES * self._scratch))
 
     def run(self, x_TH: Tensor, spans: Spans, cos_Tr: Tensor, sin_Tr: Tensor) -> tuple[float, float]:
-        """Adds every block's result to `x_TH`. Returns (attention's seconds, FFN's seconds)."""
-        self._blocks[0][0].check(x_TH, spans, cos_Tr, sin_Tr)
+        """Computes layers that all have the same rotation (see `compute`)."""
+        return self.compute(x_TH, spans, (Rotation(cos_Tr, sin_Tr),))
+
+    def compute(self, x_TH: Tensor, spans: Spans, rotations: Sequence[Rotation]) -> tuple[float, float]:
+        """Changes `x_TH` as every block ends. Returns (attention's seconds, FFN's seconds)."""
+        self._blocks[0][0].check(x_TH, spans)
+        for rotation, rotated in zip(rotations, self.rotated, strict=True):
+            rotation.check(spans.tokens, rotated)
         if not x_TH.is_contiguous():
             raise ValueError("activations to add to are not contiguous")
         scratch = torch.empty(spans.tokens * self._scratch)
@@ -167,12 +192,38 @@ class FusedLayers:
             x_TH.data_ptr(),
             spans.packed,
             len(spans),
-            cos_Tr.data_ptr(),
-            sin_Tr.data_ptr(),
+            b"".join(rotation.packed for rotation in rotations),
             scratch.data_ptr(),
             ctypes.addressof(seconds),
         )
         return seconds[0], seconds[1]
+
+
+def _check_matrices(matrices: Projections, layout: PageLayout, first: tuple[int, int], whole: bool) -> None:
+    (q, k, v, o), width = matrices, layout.format.width
+    for w in (q, k, v):
+        if w is not None:
+            check_weight(w, input_dim=1)
+    check_weight(o, input_dim=0)
+    kv_rows = layout.kv_heads * width
+    rows = [(q.rows, first[0] * width + o.rows)]
+    if k is not None:
+        rows.append((k.rows, first[1] * width + kv_rows))
+    if not (
+        all(w.cols == q.cols for w in (k, v) if w is not None)
+        and all(0 <= used <= had and (whole or used == had) and had % width == 0 for had, used in rows)
+        and o.rows % width == 0
+        and min(first) >= 0
+        and (v is None or (k is not None and v.rows == kv_rows))
+    ):
+        shapes = [None if w is None else list(w.shape) for w in matrices]
+        raise ValueError(
+            f"q, k, v and o are {shapes} for {layout.kv_heads} KV heads of {width}, from {first} on"
+        )
+
+
+def _data(x: Tensor | None) -> int:
+    return 0 if x is None else x.data_ptr()
 
 
 def _address(data: bytes) -> int:

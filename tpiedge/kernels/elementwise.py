@@ -5,7 +5,10 @@ T tokens, N heads, d head width, r rotated width.
 """
 
 import math
+import struct
+from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 from typing import Final
 
 import numpy as np
@@ -31,6 +34,30 @@ _COSINE_SIGNS: Final = np.array([1.0, -1.0, -1.0, 1.0])
 _SINE_SIGNS: Final = np.array([1.0, 1.0, -1.0, -1.0])
 
 
+_ROTATION: Final = struct.Struct("=3q")  # Rotation of native/interface.h
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """The rotations of a call's tokens, contiguous f32. Rotated queries are multiplied by the token's factor."""
+
+    cos_Tr: Tensor
+    sin_Tr: Tensor
+    factor_T: Tensor | None = None
+
+    @cached_property
+    def packed(self) -> bytes:
+        factor = 0 if self.factor_T is None else self.factor_T.data_ptr()
+        return _ROTATION.pack(self.cos_Tr.data_ptr(), self.sin_Tr.data_ptr(), factor)
+
+    def check(self, tokens: int, rotated: int) -> None:
+        """Raises ValueError unless the tables belong to so many tokens and columns."""
+        for table_Tr in (self.cos_Tr, self.sin_Tr):
+            check_f32("a table of rotations", table_Tr, (tokens, rotated))
+        if self.factor_T is not None:
+            check_f32("factors of queries", self.factor_T, (tokens,))
+
+
 class Activation(StrEnum):
     """An FFN's activation, named as in config.json. The order is the native code's numbering."""
 
@@ -54,22 +81,25 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, pool: Pool | None = None) ->
     return y
 
 
-def rope(x_TNd: Tensor, cos_Tr: Tensor, sin_Tr: Tensor, pool: Pool | None = None) -> Tensor:
-    """Rotates the first r columns of every head."""
+def rope(
+    x_TNd: Tensor, cos_Tr: Tensor, sin_Tr: Tensor, pool: Pool | None = None, factor_T: Tensor | None = None
+) -> Tensor:
+    """Rotates the first r columns of every head. Then multiplies all columns by the token's factor, if any."""
     tokens, _, head_width = x_TNd.shape
     width = cos_Tr.shape[-1]
     if pool is not None:
         if width % 2 or width > head_width:
             raise ValueError(f"{width} of {head_width} columns are to be rotated")
-        for table in (cos_Tr, sin_Tr):
-            check_f32("a table of rotations", table, (tokens, width))
+        rotation = Rotation(cos_Tr, sin_Tr, factor_T)
+        rotation.check(tokens, width)
         y_TNd = torch.empty(x_TNd.shape)
-        _by_rows(pool, "tpiedge_rope", x_TNd, y_TNd, cos_Tr.data_ptr(), sin_Tr.data_ptr(), width)
+        _by_rows(pool, "tpiedge_rope", x_TNd, y_TNd, rotation.packed, width)
         return y_TNd
     x = x_TNd[..., :width]
     low, high = x.chunk(2, dim=-1)
     rotated = x * cos_Tr[:, None, :] + torch.cat((-high, low), dim=-1) * sin_Tr[:, None, :]
-    return rotated if width == head_width else torch.cat((rotated, x_TNd[..., width:]), dim=-1)
+    y_TNd = rotated if width == head_width else torch.cat((rotated, x_TNd[..., width:]), dim=-1)
+    return y_TNd if factor_T is None else y_TNd * factor_T[:, None, None]
 
 
 def activate(
@@ -124,7 +154,7 @@ def _turned(angles: _F64) -> tuple[_F64, _F64]:
     )
 
 
-def _by_rows(pool: Pool, function: str, x_TNd: Tensor, y: Tensor, *arguments: float) -> None:
+def _by_rows(pool: Pool, function: str, x_TNd: Tensor, y: Tensor, *arguments: float | bytes) -> None:
     check_f32("rows", x_TNd, x_TNd.shape[:3], contiguous=False)
     x_TNd = x_TNd if x_TNd.stride(2) == 1 else x_TNd.contiguous()
     pool.call(function, x_TNd.data_ptr(), y.data_ptr(), *x_TNd.stride()[:2], *x_TNd.shape, *arguments)

@@ -51,7 +51,7 @@ def ffn(
 ) -> Tensor:
     """Returns f32 [T, O]. INT8 is for f32 and bf16 matrices only. Without `gate_FH`, the activation is of up."""
     if biases == (None, None):
-        found_TO = _few(x_TH, norm_H, eps, (gate_FH, up_FH, down_FO), linear, activation)
+        found_TO = _few(x_TH, (norm_H, eps), (gate_FH, up_FH, down_FO), linear, activation)
         if found_TO is not None:
             return found_TO
     inner = [(w, bias_F) for w, bias_F in zip((gate_FH, up_FH), biases, strict=True) if w is not None]
@@ -79,13 +79,12 @@ def ffn(
 
 def _few(
     x_TH: Tensor,
-    norm_H: Tensor | None,
-    eps: float,
+    norm: tuple[Tensor | None, float],
     matrices: tuple[Weight | None, Weight, Weight],
     linear: Linear,
     activation: Activation,
 ) -> Tensor | None:
-    pool, (gate_FH, up_FH, down_FO) = linear.pool_of(len(x_TH)), matrices
+    pool, (norm_H, eps), (gate_FH, up_FH, down_FO) = linear.pool_of(len(x_TH)), norm, matrices
     if (
         pool is None
         or isinstance(gate_FH, PanelMatrix)

@@ -24,7 +24,8 @@ _SPAN = struct.Struct("=4q")
 
 @dataclass(frozen=True, slots=True)
 class PageLayout:
-    """The place of one layer's keys and values in a cache's pages. Raises ValueError."""
+    """The place of one layer's keys and values in a cache's pages. `offset` is the layer's first byte in a page; None
+    means that all layers before it have its format and heads. Raises ValueError."""
 
     format: KVFormat
     kv_heads: int
@@ -33,6 +34,7 @@ class PageLayout:
     layer: int
     #: All pages, uint8 [pages, bytes of a page], with parts sorted by layer, then KV head.
     store_PB: Tensor = field(repr=False, compare=False)
+    offset: int | None = None
     packed: bytes = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -46,11 +48,11 @@ class PageLayout:
             raise ValueError(
                 f"the memory of pages is {list(store_PB.shape)} {store_PB.dtype}, not rows of uint8"
             )
-        layers_bytes = (self.layer + 1) * self.kv_heads * self.head_bytes
+        layers_bytes = self.layer_offset + self.kv_heads * self.head_bytes
         if not (
             self.positions > 0
             and self.positions % KEYS == 0
-            and min(self.kv_heads, self.layer) >= 0
+            and min(self.kv_heads, self.layer, self.layer_offset) >= 0
             and layers_bytes <= store_PB.shape[1]
         ):
             raise ValueError(f"pages of {store_PB.shape[1]} bytes cannot have {self}")
@@ -69,7 +71,7 @@ class PageLayout:
 
     @property
     def layer_offset(self) -> int:
-        return self.layer * self.kv_heads * self.head_bytes
+        return self.layer * self.kv_heads * self.head_bytes if self.offset is None else self.offset
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,16 +28,16 @@ _FUNCTIONS = {
     "tpiedge_ffn": ("ppnnpfibnnp", "i"),
     "tpiedge_panels_project": ("ppnbn", "i"),
     "tpiedge_panels_contract": ("ppnbi", "i"),
-    "tpiedge_panels_attention": ("pbppbnpppi", "i"),
+    "tpiedge_panels_attention": ("pbppbnbpi", "i"),
     "tpiedge_panels_ffn": ("pbppnpi", "i"),
     "tpiedge_add_sums": ("pppnnnibp", ""),
-    "tpiedge_panels_stack": ("pbnpbnpppp", "i"),
+    "tpiedge_panels_stack": ("pbnpbnbpp", "i"),
     "tpiedge_rms_norm": ("pppnnnnnpf", ""),
-    "tpiedge_rope": ("pppnnnnnppn", ""),
+    "tpiedge_rope": ("pppnnnnnbn", ""),
     "tpiedge_crc32": ("pnu", "u"),
     "tpiedge_activate": ("ppppnn", ""),
     "tpiedge_kv_append": ("pppbbnnnnn", ""),
-    "tpiedge_attention": ("pppbbnbnnf", ""),
+    "tpiedge_attention": ("pppbbnbnnff", ""),
     "tpiedge_quantise": ("npnnnnnnpp", "n"),
     "tpiedge_draw": ("npndnddd", "n"),
     "tpiedge_likeliest": ("npnnp", "n"),
@@ -53,7 +53,7 @@ SIGNATURES: Signatures = {
 #: The order is the C side's numbering (native/interface.cpp).
 ISAS = ("portable", "avx2", "avx2vnni", "avx512", "avx512vnni", "neon", "neondotprod", "neoni8mm")
 NO_ISA = "torch"  # the name for computing without native kernels
-MAX_HEAD_WIDTH = 256  # columns of an attention head; torch computes wider ones (native/kv.h)
+MAX_HEAD_WIDTH = 512  # columns of an attention head; torch computes wider ones (native/kv.h)
 
 _INSTALL = "install a C++ compiler and type 'make setup', or install a wheel of tpiedge"
 

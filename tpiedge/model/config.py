@@ -131,7 +131,12 @@ class ModelConfig:
         _refuse_unsupported(config, "ForConditionalGeneration" if name in WRAPPERS else "ForCausalLM")
         if name in WRAPPERS:
             inner = config.fields("text_config")
-            text = {"model_type": WRAPPERS[name], **_outer(config), **inner.values}
+            text = {
+                "model_type": WRAPPERS[name],
+                **inner.values,
+                "tie_word_embeddings": True,
+                **_outer(config),
+            }
             config = ConfigFields(inner.where, text)
             name = config.choice("model_type", FAMILIES)
         family = FAMILIES[name]
@@ -245,14 +250,7 @@ class _AlikeLayers:
 
 def _outer(config: ConfigFields) -> Mapping[str, object]:
     """Returns what a model with more than text says outside of its `text_config`."""
-    keys = (
-        "tie_word_embeddings",
-        "dtype",
-        "torch_dtype",
-        "bos_token_id",
-        "eos_token_id",
-        "quantization_config",
-    )
+    keys = ("tie_word_embeddings", "dtype", "torch_dtype", "bos_token_id", "eos_token_id")
     return {key: config.values[key] for key in keys if config.raw(key) is not None}
 
 

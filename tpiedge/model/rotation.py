@@ -89,6 +89,12 @@ def _yarn_scale(rope: RopeConfig) -> float:
     return _mscale(rope.factor, 1.0)
 
 
+@functools.lru_cache(maxsize=64)
+def grown(growth: float, times: int) -> float:
+    """Returns the factor of a query whose position has passed the original context so many times."""
+    return 1 + growth * _logarithm(1 + times)
+
+
 def _longrope_scale(rope: RopeConfig) -> float:
     if rope.attention_factor is not None or rope.factor <= 1:
         return 1.0 if rope.attention_factor is None else rope.attention_factor

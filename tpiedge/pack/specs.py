@@ -68,8 +68,8 @@ CHOICES: Final = (Precision.F32, Precision.BF16, Precision.Q8, Precision.Q4)
 
 
 def whole_source(source: str) -> tuple[str, range | None]:
-    """Returns (the checkpoint's tensor, the rows of it that `source` names, or None for all). The source of a matrix that
-    is some rows of a tensor is "NAME#FIRST:LAST"."""
+    """Returns (the checkpoint's tensor, the rows of it that `source` names, or None for all). The source of a matrix
+    that is some rows of a tensor is "NAME#FIRST:LAST"."""
     name, mark, rows = source.partition("#")
     first, colon, last = rows.partition(":")
     if not mark:

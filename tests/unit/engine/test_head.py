@@ -17,6 +17,7 @@ from tpiedge.kernels.quantise import quantise_unit
 from tpiedge.kernels.shared_library import kernel_library
 from tpiedge.memory.weights import NodeWeights
 from tpiedge.model.config import ModelConfig
+from tpiedge.model.families.family import Factors
 
 VOCABULARY, HIDDEN, TILE = 150, 32, 64
 LIKELIEST = 30  # more than the rows of the last tile
@@ -60,7 +61,7 @@ def linear(bits: int | None) -> Iterator[Linear]:
 @pytest.mark.parametrize("bits", [None, 8, 4])
 def test_prompt_scores_match_the_log_softmax(positions: int, bits: int | None, linear: Linear) -> None:
     tiles = Tiles(bits)
-    config = cast(ModelConfig, SimpleNamespace(vocab_size=VOCABULARY, rms_norm_eps=1e-5))
+    config = cast(ModelConfig, SimpleNamespace(vocab_size=VOCABULARY, rms_norm_eps=1e-5, factors=Factors()))
     head = Head(config, cast(NodeWeights, tiles), linear)
     x_MH, ids_M = torch.randn(positions, HIDDEN), torch.randint(VOCABULARY, (positions,))
     ids_M[0] = VOCABULARY - 1

@@ -81,6 +81,8 @@ def attend(
     first_position: int,
     *,
     window: int | None = None,
+    scale: float | None = None,
+    cap: float = 0.0,
     pool: Pool | None = None,
 ) -> Tensor:
     kv_heads, length, _ = k_KSd.shape
@@ -88,7 +90,9 @@ def attend(
     table = cache.table(length)
     cache.write(table, _bytes_of(k_KSd), _bytes_of(v_KSd))
     spans = cache.spans((q_TNd.shape[0], first_position, table))
-    return attention_pages(q_TNd, spans, cache.layout, kv_of_head, window=window, pool=pool)
+    return attention_pages(
+        q_TNd, spans, cache.layout, kv_of_head, window=window, scale=scale, cap=cap, pool=pool
+    )
 
 
 def _bytes_of(x_KSd: Rows) -> Tensor:

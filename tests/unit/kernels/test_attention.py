@@ -13,15 +13,25 @@ from tpiedge.kernels.kv_format import KVFormat
 from tpiedge.kernels.library import Pool
 
 
-def naive(q: Tensor, k: Tensor, v: Tensor, kv: tuple[int, ...], first: int, window: int | None) -> Tensor:
+def naive(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    kv: tuple[int, ...],
+    first: int,
+    window: int | None,
+    scale: float | None = None,
+    cap: float = 0.0,
+) -> Tensor:
     result = torch.empty(q.shape, dtype=torch.float64)
     for t in range(q.shape[0]):
         position = first + t
         low = 0 if window is None else max(0, position - window + 1)
         for head, of in enumerate(kv):
             keys, values = k[of, low : position + 1].double(), v[of, low : position + 1].double()
-            weights = torch.softmax(keys @ q[t, head].double() / math.sqrt(q.shape[-1]), 0)
-            result[t, head] = weights @ values
+            scores = keys @ q[t, head].double() * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
+            scores = torch.tanh(scores / cap) * cap if cap else scores
+            result[t, head] = torch.softmax(scores, 0) @ values
     return result
 
 
@@ -31,6 +41,8 @@ def cache(kv_heads: int, length: int, width: int, dtype: torch.dtype) -> Tensor:
     return whole[:, :length]
 
 
+#: Scale and cap: the usual ones, others, and a cap that leaves the highest scores little room.
+SCORES = [(None, 0.0), (0.3, 0.0), (1.0, 2.0)]
 HEADS = {
     "MHA": kv_of_heads(0, 3, 1),
     "GQA": kv_of_heads(0, 6, 3),
@@ -45,23 +57,25 @@ HEADS = {
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("window", [None, 1, 5, 64])
 @pytest.mark.parametrize("kv", HEADS.values(), ids=HEADS.keys())
+@pytest.mark.parametrize(("scale", "cap"), SCORES)
 def test_torch_attention_equals_the_definition(
-    kv: tuple[int, ...], window: int | None, dtype: torch.dtype
+    scale: float | None, cap: float, kv: tuple[int, ...], window: int | None, dtype: torch.dtype
 ) -> None:
     for tokens, before, width in [(1, 0, 8), (1, 30, 16), (4, 0, 12), (5, 33, 100), (17, 3, 8)]:
         k, v = (cache(max(kv) + 1, before + tokens, width, dtype) for _ in range(2))
         q = torch.randn(tokens, len(kv), width)
-        out = attend(q, k, v, kv, before, window=window)
+        out = attend(q, k, v, kv, before, window=window, scale=scale, cap=cap)
         assert out.dtype is torch.float32
         assert out.is_contiguous()
-        torch.testing.assert_close(out.double(), naive(q, k, v, kv, before, window), rtol=1e-5, atol=1e-5)
+        expected = naive(q, k, v, kv, before, window, scale, cap)
+        torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-5)
 
 
 STORED = ["f32", "bf16", "q8", "q4"]
 WINDOWS = [None, 1, 5, 64, 70]
 #: Each two of heads, windows and precisions meet.
 MET = [
-    (heads, window, STORED[(i + j) % len(STORED)])
+    (heads, window, STORED[(i + j) % len(STORED)], *SCORES[(i + j) % len(SCORES)])
     for i, heads in enumerate(HEADS)
     for j, window in enumerate(WINDOWS)
 ]
@@ -80,9 +94,9 @@ def stored(x_KSd: Tensor, precision: str) -> tuple[Rows, Tensor]:
     return rows, rows.numbers()
 
 
-@pytest.mark.parametrize(("heads", "window", "precision"), MET)
+@pytest.mark.parametrize(("heads", "window", "precision", "scale", "cap"), MET)
 def test_native_attention_equals_the_definition(
-    pool: Pool, heads: str, window: int | None, precision: str
+    pool: Pool, heads: str, window: int | None, precision: str, scale: float | None, cap: float
 ) -> None:
     kv = HEADS[heads]
     for tokens, before, width in [
@@ -93,16 +107,28 @@ def test_native_attention_equals_the_definition(
         (40, 30, 80),
         (2, 130, 256),
         (3, 9, 7),
+        (3, 64, 512),
+        (1, 9, 300),
     ]:
         (k, k_KSd), (v, v_KSd) = (
             stored(torch.randn(max(kv) + 1, before + tokens, width), precision) for _ in "kv"
         )
         q = torch.randn(tokens, len(kv), width)
-        out = attend(q, k, v, kv, before, window=window, pool=pool)
+        out = attend(q, k, v, kv, before, window=window, scale=scale, cap=cap, pool=pool)
         assert out.dtype is torch.float32
-        expected = naive(q, k_KSd, v_KSd, kv, before, window)
+        expected = naive(q, k_KSd, v_KSd, kv, before, window, scale, cap)
         atol = 5e-6 if isinstance(k, QuantisedRows) else 2e-6
-        torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=atol)
+        rtol = 1e-5 if scale is None else 4e-5  # scores are larger
+        torch.testing.assert_close(out.double(), expected, rtol=rtol, atol=atol * (rtol * 1e5))
+
+
+@pytest.mark.parametrize(
+    "numbers", [{"window": 0}, {"cap": -1.0}, {"cap": math.inf}, {"cap": math.nan}], ids=str
+)
+def test_attention_refuses_impossible_numbers(numbers: dict[str, int]) -> None:
+    k = torch.zeros(1, 3, 8)
+    with pytest.raises(ValueError, match=r"window of 0|capped at"):
+        attend(torch.zeros(1, 1, 8), k, k, (0,), 2, **numbers)
 
 
 @pytest.mark.parametrize("precision", STORED)

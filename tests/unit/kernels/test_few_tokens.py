@@ -13,7 +13,7 @@ from tpiedge.kernels.library import MAX_PRODUCTS, NATIVE_TOKENS, Pool
 from tpiedge.kernels.linear import Arithmetic
 
 DTYPES = [torch.float32, torch.bfloat16]
-WIDTHS = [2, 20, 60, 64, 100, 128, 256]
+WIDTHS = [2, 20, 60, 64, 100, 128, 256, 512]
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 64), (16, 100), (3, 2048), (5, 4, 20), (2, 3, 129)])
@@ -31,6 +31,10 @@ def test_rope_equals_the_definition(pool: Pool, width: int) -> None:
         cos, sin = tables(torch.tensor([0, 7, 3, 5000]), torch.rand(rotated // 2))
         expected = rope(x.double(), cos.double(), sin.double())
         torch.testing.assert_close(rope(x, cos, sin, pool).double(), expected, rtol=1e-6, atol=1e-6)
+        factor = torch.rand(4) + 0.5
+        scaled = rope(x, cos, sin, pool, factor)
+        assert torch.equal(scaled, rope(x, cos, sin, pool) * factor[:, None, None])
+        assert torch.equal(rope(x, cos, sin, None, factor), rope(x, cos, sin) * factor[:, None, None])
 
 
 @pytest.mark.parametrize("activation", Activation)

@@ -75,6 +75,8 @@ def test_invalid_page_layouts_are_refused(precision: KVPrecision) -> None:
         {"positions": -64},
         {"positions": 1024},
         {"layer": -1},
+        {"offset": -4096},
+        {"offset": 1 << 40},
         {"layer": 2},
         {"kv_heads": -1},
         {"kv_heads": KV_HEADS + 1},

@@ -17,7 +17,7 @@ from tpiedge.kernels.kv_format import KV_GROUP, KVFormat
 from tpiedge.kernels.library import Pool
 from tpiedge.wire.fields import KVPrecision
 
-WIDTHS = [1, 5, 31, 32, 33, 64, 80, 100, 128, 256]
+WIDTHS = [1, 5, 31, 32, 33, 64, 80, 100, 128, 256, 500, 512]
 FORMATS = ["q8", "q4"]
 
 

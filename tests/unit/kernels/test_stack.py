@@ -1,3 +1,5 @@
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 import torch
@@ -5,11 +7,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tests.unit.kernels.paged import PagedCache
+from tpiedge.kernels.attention import kv_of_heads
 from tpiedge.kernels.attention_block import FusedAttention, FusedLayers
-from tpiedge.kernels.elementwise import tables
+from tpiedge.kernels.elementwise import Activation, Rotation, tables
 from tpiedge.kernels.ffn import FusedFFN
-from tpiedge.kernels.grid import Grid
-from tpiedge.kernels.kv_format import KVFormat
+from tpiedge.kernels.grid import BlockEnd, Grid, add_sums
+from tpiedge.kernels.kv_format import KVFormat, whole
+from tpiedge.kernels.kv_pages import PageLayout, Span, Spans
 from tpiedge.kernels.linear import Linear
 from tpiedge.kernels.panel_matrix import PanelMatrix
 from tpiedge.kernels.panels import FORMATS, PanelShape
@@ -81,6 +85,113 @@ def test_batched_sequences_have_the_bits_of_single_ones(linear: Linear, kv: KVPr
         rows, first = slice(first, first + tokens), first + tokens
         expected_TH = run(x_TH[rows], (tokens, lengths[of] + after, alone[of]))
         assert torch.equal(found_TH[rows], expected_TH), of
+
+
+@dataclass(frozen=True)
+class Unlike:
+    """A layer of a stack; `rotation` is the number of one of ROTATIONS, `like` the layer whose keys it uses."""
+
+    width: int
+    kv_heads: int
+    ffn: int
+    rotation: int = 0
+    window: int | None = None
+    like: int | None = None
+    gelu: bool = False
+    ended: bool = False
+
+
+ROTATIONS = (24, 10, 0)  # columns
+UNLIKE = (
+    Unlike(24, 2, 20, window=9),
+    Unlike(64, 1, 40, rotation=1, gelu=True, ended=True),
+    Unlike(24, 2, 36, like=0, ended=True),
+    Unlike(10, 3, 8, rotation=2, window=4),
+    Unlike(64, 1, 40, rotation=1, like=1),
+)
+
+
+def unlike_layers(
+    linear: Linear, kv: KVPrecision, grid: Grid = GRID
+) -> tuple[list[tuple[FusedAttention, FusedFFN]], Tensor]:
+    """Also returns the pages."""
+    assert linear.pool is not None
+    formats = [KVFormat(kv, of.width) for of in UNLIKE]
+    sizes = [whole(2 * 64 * stored.row_nbytes) for stored in formats]
+    offsets = np.cumsum(
+        [0] + [size * of.kv_heads * (of.like is None) for size, of in zip(sizes, UNLIKE, strict=True)]
+    )
+    store_PB, made = torch.zeros(8, int(offsets[-1]), dtype=torch.uint8), []
+    for number, of in enumerate(UNLIKE):
+        at = number if of.like is None else of.like
+        layout = PageLayout(formats[number], of.kv_heads, 64, at, store_PB, int(offsets[at]))
+        q, o = matrix(6, of.width, 4, False), matrix(6, of.width, 4, True)
+        k = None if of.like is not None else matrix(of.kv_heads, of.width, 8, False)
+        attention = FusedAttention(
+            (q, k, k, o),
+            grid,
+            torch.rand(HIDDEN) + 0.5,
+            EPS,
+            kv_of_heads(0, 6, 6 // of.kv_heads),
+            layout,
+            linear.pool,
+            window=of.window,
+            rotated=ROTATIONS[of.rotation],
+        )
+        gate, up, down = (matrix(2, of.ffn, 4, transposed) for transposed in (False, False, True))
+        activation = Activation.GELU_TANH if of.gelu else Activation.SILU
+        ffn = FusedFFN(torch.rand(HIDDEN), EPS, (gate, up, down), linear.pool, grid, activation=activation)
+        made.append((attention, ffn))
+    return made, store_PB
+
+
+@pytest.mark.parametrize("most", [GRID.most, 0])
+@pytest.mark.parametrize("kv", ["f32", "bf16", "q8", "q4"])
+def test_unlike_layers_have_the_bits_of_one_after_the_other(
+    linear: Linear, kv: KVPrecision, most: int
+) -> None:
+    torch.manual_seed(2)
+    grid = Grid(GRID.exponent, most)
+    (layers, store_PB), pool = unlike_layers(linear, kv, grid), linear.pool
+    assert pool is not None
+    some = BlockEnd(torch.randn(HIDDEN), torch.rand(HIDDEN), EPS, 0.5, 0.9), BlockEnd(torch.randn(HIDDEN))
+    ends = [some if of.ended else (BlockEnd(), BlockEnd()) for of in UNLIKE]
+    stack = FusedLayers(layers, pool, ends, [of.rotation for of in UNLIKE])
+    assert stack.rotated == list(ROTATIONS)
+    table = store_PB.data_ptr() + store_PB.stride(0) * np.array([5, 2], dtype=np.int64)
+    for start, tokens in ((0, 70), (70, 1), (71, 3)):
+        factor_T = torch.rand(tokens) + 0.5
+        rotations = [Rotation(*rotation(start, tokens, width), factor_T) for width in ROTATIONS]
+        spans, x_TH = Spans([Span(tokens, start, table)], 64), torch.randn(tokens, HIDDEN)
+        found_TH, before_PB = x_TH.clone(), store_PB.clone()
+        stack.compute(found_TH, spans, rotations)
+        after_PB = store_PB.clone()
+        store_PB.copy_(before_PB)
+        for of, (attention, ffn), end in zip(UNLIKE, layers, ends, strict=True):
+            turned = rotations[of.rotation]
+            sums = attention.run(x_TH, spans, turned.cos_Tr, turned.sin_Tr, factor_T)
+            add_sums(x_TH, sums, grid, pool, end[0])
+            add_sums(x_TH, ffn.run(x_TH), grid, pool, end[1])
+        assert found_TH.isfinite().all()
+        assert torch.equal(found_TH, x_TH)
+        assert torch.equal(after_PB, store_PB)
+
+
+def test_stacks_refuse_rotations_that_do_not_fit(linear: Linear) -> None:
+    (layers, _), pool = unlike_layers(linear, "f32"), linear.pool
+    assert pool is not None
+    for numbers in ([0] * 5, [0, 1, 0, 3, 1]):
+        with pytest.raises(ValueError, match="rotated columns"):
+            FusedLayers(layers, pool, rotations=numbers)
+    end = BlockEnd(torch.zeros(HIDDEN + 1))
+    with pytest.raises(ValueError, match="at a block's end"):
+        FusedLayers(layers, pool, [(end, end)] * 5, [of.rotation for of in UNLIKE])
+    stack = FusedLayers(layers, pool, rotations=[of.rotation for of in UNLIKE])
+    spans = Spans([Span(1, 0, np.zeros(1, np.int64))], 64)
+    with pytest.raises(ValueError):
+        stack.compute(torch.zeros(1, HIDDEN), spans, [Rotation(*rotation(0, 1, 24))])
+    with pytest.raises(ValueError, match="a table of rotations"):
+        stack.compute(torch.zeros(1, HIDDEN), spans, [Rotation(*rotation(0, 1, 24))] * 3)
 
 
 def test_fused_layers_refuse_mismatched_inputs(linear: Linear) -> None:

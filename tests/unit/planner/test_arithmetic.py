@@ -29,8 +29,8 @@ def test_incompatible_compute_and_precision_are_refused(stored: Precision, compu
 @pytest.mark.parametrize("layers", [Precision.Q8, Precision.Q4])
 def test_parts_that_differ_between_machines_are_named(layers: Precision) -> None:
     usual = Storage.of(layers, tied=False)
-    assert computed_apart(usual, 256) == ""
-    assert computed_apart(usual, 258) == "attention heads of 258 columns, more than 256"
+    assert computed_apart(usual, 512) == ""
+    assert computed_apart(usual, 514) == "attention heads of 514 columns, more than 512"
     for head in (Precision.BF16, Precision.F32):
         stored = Storage.of(layers, tied=False, head=head)
         assert computed_apart(stored, 64) == f"a head kept in {head.value}"

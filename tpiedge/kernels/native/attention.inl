@@ -13,6 +13,7 @@ using tpiedge::Attention;
 using tpiedge::MAX_HEAD_WIDTH;
 
 constexpr int KEYS = 64;         // of a block: its keys and values stay in the L1 or L2 cache
+constexpr int64_t LINE_FLOATS = 16;
 constexpr int KEYS_AT_ONCE = 4;  // as many as V::sum4 sums; V::KEYS of them share a reading of the query
 
 // A run of keys or values as one query after the other reads them: rows of W numbers, or of codes.
@@ -58,7 +59,8 @@ struct Online {
     float sum[ATTENTION_ROWS];
     float kept[ATTENTION_ROWS];          // what the earlier blocks' sums are multiplied with
     float weight[ATTENTION_ROWS][KEYS];  // of the present block: products with its keys, then e^(score - highest)
-    float out[ATTENTION_ROWS][MAX_HEAD_WIDTH];
+    float *out[ATTENTION_ROWS];  // of `numbers`, as close as whole lines are
+    alignas(64) float numbers[ATTENTION_ROWS * MAX_HEAD_WIDTH];
 
     // Of `count` queries from the first on: whether they see the same keys.
     bool alike(int first, int count) const {
@@ -131,15 +133,27 @@ inline void scores(const float *const *q, const Run<V, W> &k, int count, float (
     }
 }
 
+// cap * tanh(score / cap), where tanh(z) is 1 - 2 / (1 + e^(2 z)).
+template <class V>
+inline typename V::Reg capped(typename V::Reg score, float cap) {
+    const auto grown = V::add(V::broadcast(1.0f), exponential<V>(V::mul(score, V::broadcast(2.0f / cap))));
+    return V::mul(V::broadcast(cap), V::sub(V::broadcast(1.0f), V::div(V::broadcast(2.0f), grown)));
+}
+
 // Turns a block's products of the keys [low, high) into weights, and the others into zeros; returns what the earlier
 // blocks' sums are to be multiplied with. WHOLE: the keys are [0, KEYS).
-template <class V, bool WHOLE>
-inline float soften(float *weight, float scale, int low, int high, float *highest, float *sum) {
+template <class V, bool WHOLE, bool CAPPED>
+inline float soften(float *weight, const Attention &a, int low, int high, float *highest, float *sum) {
     if (WHOLE) low = 0, high = KEYS;  // said to the compiler: the loops below take the same few registers
-    const auto factor = V::broadcast(scale);
+    const auto factor = V::broadcast(a.scale);
     for (int s = 0; s < low; s++) weight[s] = -INFINITY;
     for (int s = high; s < KEYS; s++) weight[s] = -INFINITY;
     for (int s = 0; s < high; s += V::lanes) V::store(weight + s, V::mul(V::load(weight + s), factor));
+    if (CAPPED) {
+        for (int s = 0; s < high; s += V::lanes) V::store(weight + s, capped<V>(V::load(weight + s), a.cap));
+        for (int s = 0; s < low; s++) weight[s] = -INFINITY;
+        for (int s = high; s < KEYS; s++) weight[s] = -INFINITY;
+    }
     auto most = V::broadcast(*highest);
     for (int s = 0; s < high; s += V::lanes) most = V::max(most, V::load(weight + s));
     float each[V::lanes];
@@ -165,7 +179,7 @@ inline float soften(float *weight, float scale, int low, int high, float *highes
 
 template <class V, class W, int ROWS, int VECTORS, bool SOME>
 inline void mix_tile(const float (*weight)[KEYS], const float *kept, const Run<V, W> &v, int first, int last, int some,
-                     float (*out)[MAX_HEAD_WIDTH], int64_t from, int64_t col, Ahead &ahead) {
+                     float *const *out, int64_t from, int64_t col, Ahead &ahead) {
     typename V::Reg acc[ROWS][VECTORS];
     for (int h = 0; h < ROWS; h++)
         for (int i = 0; i < VECTORS; i++)
@@ -192,7 +206,7 @@ inline void mix_tile(const float (*weight)[KEYS], const float *kept, const Run<V
 // out = kept * out + weight * v, of the columns [from, from + v.width) of out.
 template <class V, class W, int ROWS>
 inline void mix_columns(const float (*weight)[KEYS], const float *kept, const Run<V, W> &v, int first, int last,
-                        float (*out)[MAX_HEAD_WIDTH], int64_t from, Ahead &ahead) {
+                        float *const *out, int64_t from, Ahead &ahead) {
     int64_t c = 0;
     for (; c + V::VECTORS * V::lanes <= v.width; c += V::VECTORS * V::lanes)
         mix_tile<V, W, ROWS, V::VECTORS, false>(weight, kept, v, first, last, V::lanes, out, from, c, ahead);
@@ -205,7 +219,7 @@ inline void mix_columns(const float (*weight)[KEYS], const float *kept, const Ru
 // Of codes: `VECTORS` from the i-th number of a whole group on.
 template <class V, class W, int ROWS, int VECTORS>
 inline void mix_group(const float (*weight)[KEYS], const float *kept, const Run<V, W> &v, int first, int last,
-                      float (*out)[MAX_HEAD_WIDTH], int64_t group, int i, Ahead &ahead) {
+                      float *const *out, int64_t group, int i, Ahead &ahead) {
     const int64_t col = group * KV_GROUP + i;
     typename V::Reg acc[ROWS][VECTORS];
     for (int h = 0; h < ROWS; h++)
@@ -227,7 +241,7 @@ inline void mix_group(const float (*weight)[KEYS], const float *kept, const Run<
 
 template <class V, class W, int ROWS>
 inline void mix(const float (*weight)[KEYS], const float *kept, const Run<V, W> &v, int first, int last,
-                float (*out)[MAX_HEAD_WIDTH], Ahead &ahead) {
+                float *const *out, Ahead &ahead) {
     if constexpr (!CODES<W>) {
         mix_columns<V, W, ROWS>(weight, kept, v, first, last, out, 0, ahead);
     } else {
@@ -286,6 +300,7 @@ template <class V, class W>
 void attend(const Attention &a, const Span &span, int64_t token, int64_t tokens, int64_t kv_head, int64_t first,
             int64_t heads) {
     const int64_t width = a.layout.width, stride = a.layout.row_bytes;
+    const int64_t row = (width + LINE_FLOATS - 1) / LINE_FLOATS * LINE_FLOATS;
     const int rows = static_cast<int>(tokens * heads);
     Online online;
     float scratch[KEYS * MAX_HEAD_WIDTH];
@@ -293,6 +308,7 @@ void attend(const Attention &a, const Span &span, int64_t token, int64_t tokens,
         online.q[r] = a.q + ((span.row + token + r / heads) * a.heads + first + r % heads) * width;
         online.highest[r] = -INFINITY;
         online.sum[r] = 0.0f;
+        online.out[r] = online.numbers + r * row;
         memset(online.out[r], 0, width * sizeof(float));
     }
     const int64_t position = span.start + token, last = position + tokens;
@@ -311,9 +327,11 @@ void attend(const Attention &a, const Span &span, int64_t token, int64_t tokens,
                   [&](const auto &run) { score_rows(run, rows, online, values); });
         for (int r = 0; r < rows; r++) {
             const int low = online.low[r], high = online.high[r];
-            const auto softened = low == 0 && high == KEYS ? soften<V, true> : soften<V, false>;
+            const bool whole = low == 0 && high == KEYS;
+            const auto softened = a.cap > 0.0f ? (whole ? soften<V, true, true> : soften<V, false, true>)
+                                               : (whole ? soften<V, true, false> : soften<V, false, false>);
             online.kept[r] =
-                low < high ? softened(online.weight[r], a.scale, low, high, &online.highest[r], &online.sum[r]) : 1.0f;
+                low < high ? softened(online.weight[r], a, low, high, &online.highest[r], &online.sum[r]) : 1.0f;
         }
         // Where the next page lies the CPU cannot guess.
         const int64_t left = last - s - KEYS;

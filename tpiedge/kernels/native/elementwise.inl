@@ -75,8 +75,9 @@ inline void rotate_half(const float *x, const float *other, const float *cos, co
 }
 
 template <class V>
-void rope(const Rows &rows, const float *cos, const float *sin, int64_t rotated) {
+void rope(const Rows &rows, const Rotation &rotation, int64_t rotated) {
     const int64_t half = rotated / 2;
+    const float *cos = rotation.cos, *sin = rotation.sin;
     float *y = rows.y;
     for (int64_t t = 0; t < rows.tokens; t++, cos += rotated, sin += rotated)
         for (int64_t h = 0; h < rows.heads; h++, y += rows.width) {
@@ -84,6 +85,9 @@ void rope(const Rows &rows, const float *cos, const float *sin, int64_t rotated)
             rotate_half<V>(x, x + half, cos, sin, -1.0f, y, half);
             rotate_half<V>(x + half, x, cos + half, sin + half, 1.0f, y + half, half);
             memcpy(y + rotated, x + rotated, (rows.width - rotated) * sizeof(float));
+            if (!rotation.factor) continue;
+            const float factor = rotation.factor[t];
+            for (int64_t c = 0; c < rows.width; c++) y[c] *= factor;
         }
 }
 

@@ -223,12 +223,14 @@ TPIEDGE_EXPORT void tpiedge_rms_norm(void *handle, const float *x, float *y, int
 }
 
 TPIEDGE_EXPORT void tpiedge_rope(void *handle, const float *x, float *y, int64_t token_stride, int64_t head_stride,
-                                 int64_t tokens, int64_t heads, int64_t width, const float *cos, const float *sin,
+                                 int64_t tokens, int64_t heads, int64_t width, const Rotation *rotation,
                                  int64_t rotated) {
     const Rows rows{x, y, token_stride, head_stride, tokens, heads, width};
     Context &context = *static_cast<Context *>(handle);
     share_rows(context.pool, tokens, heads * width, [&](int64_t first, int64_t last) {
-        context.kernels->rope(part_of(rows, first, last), cos + first * rotated, sin + first * rotated, rotated);
+        const Rotation some{rotation->cos + first * rotated, rotation->sin + first * rotated,
+                            rotation->factor ? rotation->factor + first : nullptr};
+        context.kernels->rope(part_of(rows, first, last), some, rotated);
     });
 }
 

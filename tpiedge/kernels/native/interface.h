@@ -46,19 +46,31 @@ struct Span {  // as packed by kv_pages.py: successive positions of one sequence
     int64_t row;           // the first token's, among those of all spans
 };
 
+struct Rotation {  // as packed by elementwise.py: of the tokens of a call
+    const float *cos;     // [T, r]
+    const float *sin;
+    const float *factor;  // of each token's rotated queries, [T], or null
+};
+
 struct AttentionBlock {  // as packed by attention_block.py; the first query head of every KV head and the end follow
     PanelWeight qkv[3];  // without y, and so is o
     PanelWeight o;
+    int64_t projections;  // 1: q alone, nothing is appended; 2: q and k, whose products are the values, too; 3: all
     int64_t hidden;
-    const float *norm;
+    const float *norm;    // or null
     int64_t heads;
     const float *q_norm;  // of each head, or null
     const float *k_norm;
+    const float *v_norm;
+    int64_t whole;        // q and k have heads of all nodes, and norms are over all of them at once
+    int64_t first_q;      // the first head that is the node's own, of those of q
+    int64_t first_k;
     int64_t rotated;
     PageLayout layout;
     int64_t window;
     double eps;
     double scale;
+    double cap;  // of scores, as in kv.h
 };
 
 struct PanelFFN {  // as packed by ffn.py; matrices without y
@@ -82,6 +94,7 @@ struct PanelLayer {  // as packed by attention_block.py
     const AttentionBlock *attention;
     const PanelFFN *ffn;
     BlockEnd ends[2];  // of attention, of FFN
+    int64_t rotation;  // which one of the call's
 };
 
 // What calls return that may not compute all of what they were to; they stop there. No memory for what they keep meanwhile;
@@ -108,22 +121,21 @@ TPIEDGE_STATUS tpiedge_panels_project(void *handle, const float *x, int64_t toke
                                       int64_t count);
 TPIEDGE_STATUS tpiedge_panels_contract(void *handle, const float *x, int64_t tokens, const PanelWeight *weight, int wide);
 TPIEDGE_STATUS tpiedge_panels_attention(void *handle, const AttentionBlock *block, const float *x, void *y,
-                                        const Span *spans, int64_t count, const float *cos, const float *sin,
-                                        float *scratch, int wide);
+                                        const Span *spans, int64_t count, const Rotation *rotation, float *scratch,
+                                        int wide);
 TPIEDGE_STATUS tpiedge_panels_ffn(void *handle, const PanelFFN *ffn, const float *x, void *y, int64_t tokens,
                                   float *scratch, int wide);
 void tpiedge_add_sums(void *handle, float *x, const void *sums, int64_t tokens, int64_t width, int64_t exponent, int kind,
                       const BlockEnd *end, float *scratch);
 TPIEDGE_STATUS tpiedge_panels_stack(void *handle, const PanelLayer *layers, int64_t count, float *x, const Span *spans,
-                                    int64_t span_count, const float *cos, const float *sin, float *scratch,
-                                    double *seconds);
+                                    int64_t span_count, const Rotation *rotations, float *scratch, double *seconds);
 void tpiedge_rms_norm(void *handle, const float *x, float *y, int64_t token_stride, int64_t head_stride, int64_t tokens,
                       int64_t heads, int64_t width, const float *weight, float eps);
 void tpiedge_rope(void *handle, const float *x, float *y, int64_t token_stride, int64_t head_stride, int64_t tokens,
-                  int64_t heads, int64_t width, const float *cos, const float *sin, int64_t rotated);
+                  int64_t heads, int64_t width, const Rotation *rotation, int64_t rotated);
 void tpiedge_activate(void *handle, const float *gate, const float *up, float *y, int64_t count, int64_t activation);
 void tpiedge_attention(void *handle, const float *q, float *y, const PageLayout *layout, const Span *spans,
-                       int64_t count, const int64_t *head_start, int64_t heads, int64_t window, float scale);
+                       int64_t count, const int64_t *head_start, int64_t heads, int64_t window, float scale, float cap);
 void tpiedge_kv_append(void *handle, const float *k, const float *v, const PageLayout *layout, const Span *spans,
                        int64_t count, int64_t k_token_stride, int64_t k_head_stride, int64_t v_token_stride,
                        int64_t v_head_stride);

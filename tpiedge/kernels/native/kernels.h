@@ -48,8 +48,8 @@ struct Kernels {
     ProductKernel contract_bf16;
     // y = weight * (x * rsqrt(mean(x^2) + eps)) of each row
     void (*rms_norm)(const Rows &, const float *weight, float eps);
-    // The first `rotated` columns of each row; cos and sin are [tokens, rotated].
-    void (*rope)(const Rows &, const float *cos, const float *sin, int64_t rotated);
+    // The first `rotated` columns of each row; then all are multiplied by the token's factor, if there are factors.
+    void (*rope)(const Rows &, const Rotation &, int64_t rotated);
     // y = activation(gate) * up; without `up`, y = activation(gate)
     void (*activate)(const float *gate, const float *up, float *y, int64_t count, int64_t activation);
     KVKernels kv;

@@ -22,6 +22,7 @@ struct Attention {
     int64_t heads;
     int64_t window;  // a query sees its last `window` keys, itself included
     float scale;
+    float cap;  // a score becomes cap * tanh(score / cap), unless this is 0
 };
 
 // The query heads [first, last) of one KV head, for `tokens` tokens of the span from its token `token` on.
@@ -55,7 +56,7 @@ static inline unsigned char *key_at(const PageLayout &layout, const Span &span, 
                                              position % layout.positions * layout.row_bytes);
 }
 
-constexpr int64_t MAX_HEAD_WIDTH = 256;  // as in library.py
+constexpr int64_t MAX_HEAD_WIDTH = 512;  // as in shared_library.py
 // Query heads times tokens that a piece of work takes at most, unless it is one token.
 constexpr int64_t ATTENTION_ROWS = 32;
 

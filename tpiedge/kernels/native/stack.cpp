@@ -34,9 +34,9 @@ TPIEDGE_STATUS add_block(void *handle, float *x, int64_t tokens, int64_t width, 
 }  // namespace
 
 // Attention and FFN of every layer change x [T, H]. `scratch`: T (H + the most that a block takes) floats. `seconds`: what
-// attention and FFN blocks took. A block without memory is not added, nor are those after it computed.
+// attention and FFN blocks took. Every layer has one of the rotations. A block without memory is not added, nor are those after it computed.
 TPIEDGE_EXPORT int tpiedge_panels_stack(void *handle, const PanelLayer *layers, int64_t count, float *x, const Span *spans,
-                                        int64_t span_count, const float *cos, const float *sin, float *scratch,
+                                        int64_t span_count, const Rotation *rotations, float *scratch,
                                         double *seconds) {
     const int64_t tokens = tpiedge::tokens_of(spans, span_count);
     seconds[0] = seconds[1] = 0;
@@ -45,7 +45,8 @@ TPIEDGE_EXPORT int tpiedge_panels_stack(void *handle, const PanelLayer *layers, 
         const PanelFFN &of_ffn = *layer->ffn;
         auto begun = Clock::now();
         const auto attention = [&](void *y, float *rest, int wide) {
-            return tpiedge_panels_attention(handle, &of_attention, x, y, spans, span_count, cos, sin, rest, wide);
+            return tpiedge_panels_attention(handle, &of_attention, x, y, spans, span_count, rotations + layer->rotation, rest,
+                                            wide);
         };
         if (const int status = add_block(handle, x, tokens, of_attention.o.cols, of_attention.o.exponent, layer->ends[0],
                                          scratch, attention))

@@ -22,17 +22,17 @@ Ropes: TypeAlias = tuple[RopeConfig | None, ...]
 @dataclass(frozen=True)
 class Factors:
     """Numbers by which a model multiplies: the rows of its embedding, the results of its blocks, and scores of
-    attention (None: 1 / sqrt(width)). Logits are divided by `logit_divisor`. A soft cap c makes c * tanh(x / c) of x.
-    """
+    attention (None: 1 / sqrt(width)). Logits are divided by `logit_divisor`. A soft cap c makes c * tanh(x / c) of x;
+    0 means none."""
 
     embedding: float = 1.0
     block: float = 1.0
     scores: float | None = None
-    score_cap: float | None = None
+    score_cap: float = 0.0
     #: Scores at position p are multiplied by 1 + score_growth * ln(1 + floor(p / the rotation's original context)).
     score_growth: float = 0.0
     logit_divisor: float = 1.0
-    logit_cap: float | None = None
+    logit_cap: float = 0.0
 
 
 def no_windows(_config: ConfigFields, layers: int) -> Windows:
@@ -122,8 +122,8 @@ def chosen_windows(config: ConfigFields, layers: int) -> Windows:
     return tuple(window if layer >= first else None for layer in range(layers))
 
 
-def cap(config: ConfigFields, key: str) -> float | None:
-    return config.optional_number(key, 1e-3, _MAX_FACTOR)
+def cap(config: ConfigFields, key: str) -> float:
+    return config.optional_number(key, 1e-3, _MAX_FACTOR) or 0.0
 
 
 def factor(config: ConfigFields, key: str) -> float:

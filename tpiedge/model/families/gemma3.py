@@ -11,6 +11,8 @@ from tpiedge.model.rope import RopeConfig
 def _ropes(config: ConfigFields, positions: int, windows: Windows) -> Ropes:
     by_type = config.fields("rope_parameters")
     is_new = any(key in by_type.values for key in ("full_attention", "sliding_attention"))
+    if by_type.values and not is_new:  # transformers ignores it
+        config.refuse("rope_parameters", "does not say what full_attention and sliding_attention have")
     full = by_type.fields("full_attention") if is_new else config.fields("rope_scaling")
     local = by_type.fields("sliding_attention")
     theta = config.number("rope_theta", 1.0001, 1e12, 1_000_000.0)

@@ -55,5 +55,4 @@ FAMILY = Family(
     windows=_windows,
     ropes=_ropes,
     factors=_factors,
-    wrappers=("mistral3",),
 )

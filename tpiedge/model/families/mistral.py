@@ -14,4 +14,5 @@ FAMILY = Family(
     {"num_key_value_heads": 8, "bos_token_id": 1, "eos_token_id": 2},
     attention_bias=False,
     windows=_windows,
+    wrappers=("mistral3",),
 )

@@ -16,9 +16,10 @@ def _rotated(config: ConfigFields, layers: int) -> list[bool]:
 
 
 def _windows(config: ConfigFields, layers: int) -> Windows:
-    window = window_size(config) if config.flag("use_sliding_window", False) else None
+    window = window_size(config)
     if config.raw("layer_types") is not None:
-        return tuple(window and found for found in typed_windows(config, layers, window_size(config, 1)))
+        return typed_windows(config, layers, window)
+    window = window if config.flag("use_sliding_window", False) else None
     return tuple(None if rotated else window for rotated in _rotated(config, layers))
 
 
