@@ -1,5 +1,5 @@
 """Writes what documents say of the code: docs/reference.md with every verb's `--help`, docs/files.md with every file,
-and diagrams of other documents between `<!-- NAME: made by tools/make_reference.py -->` and `<!-- end -->`.
+and parts of other documents between `<!-- NAME: made by tools/make_reference.py -->` and `<!-- end -->`.
 
 python -m tools.make_reference          # writes the files
 python -m tools.make_reference --check  # status 1 if one is not current
@@ -9,7 +9,9 @@ import ast
 import re
 import sys
 from collections.abc import Iterator, Mapping
+from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 from typing import Any, Final
 
 import click
@@ -18,6 +20,7 @@ from tpiedge.cli.main import cli
 from tpiedge.doctor.network import PORTS
 from tpiedge.master.session import PHASES
 from tpiedge.master.workers import TRANSITIONS
+from tpiedge.model import families as model_families
 
 ROOT: Final = Path(__file__).parent.parent
 PATH: Final = ROOT / "docs" / "reference.md"
@@ -84,6 +87,7 @@ def diagrams() -> dict[Path, str]:
     """Returns path -> text of each document with its diagrams. Raises ValueError as `filled` and `processes`."""
     states_of = {"worker states": states(TRANSITIONS), "session states": states(PHASES)}
     parts = {"ARCHITECTURE.md": {"processes": processes()}, "docs/failures.md": states_of}
+    parts["docs/models.md"] = {"families": families()}
     return {ROOT / name: filled((ROOT / name).read_text(), parts[name]) for name in parts}
 
 
@@ -96,6 +100,18 @@ def filled(text: str, parts: Mapping[str, str]) -> str:
             raise ValueError(f"the document must have this line once: {head}")
         text = f"{before}{head}{part}\n{after[0][after[0].index('<!-- end -->') :]}"
     return text
+
+
+def families() -> str:
+    """Returns the table of the families of models: what their files say of themselves."""
+    rows = []
+    for module in iter_modules(model_families.__path__):
+        found = import_module(f"{model_families.__name__}.{module.name}")
+        if family := getattr(found, "FAMILY", None):
+            types = ", ".join(f"`{name}`" for name in (family.model_type, *family.wrappers))
+            title = (found.__doc__ or "").splitlines()[0].removesuffix(".")
+            rows.append(f"| {title} | {types} | {f'`{family.gguf}`' if family.gguf else 'no'} |")
+    return "\n".join(["| models | `model_type` | GGUF files |", "|---|---|---|", *rows, ""])
 
 
 def processes() -> str:

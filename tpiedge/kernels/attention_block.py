@@ -38,7 +38,7 @@ class FusedAttention:
     - `biases` belong to q, k and v, `head_norms_d` to q and k, `value_norm_d` to values.
     - `own_heads` says that q and k have all nodes' heads, and that each of their norms is over all of them at once.
       It is the first own query head and KV head.
-    - `rotated`: columns of a head, None for all. attention.py has window, scale and cap.
+    - `rotated`: columns of a head, None for all. `window`, `scale` and `cap`: attention.py.
     """
 
     def __init__(

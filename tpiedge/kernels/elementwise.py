@@ -108,11 +108,13 @@ def activate(
     activation: Activation = Activation.SILU,
     pool: Pool | None = None,
 ) -> Tensor:
-    """Returns activation(gate) * up, or activation(gate). Without `pool`, `gate_TF` may be overwritten."""
+    """Returns activation(gate) * up, or activation(gate). Without `pool`, `gate_TF` is overwritten."""
     if pool is None:
-        silu = activation is Activation.SILU
-        y_TF = F.silu(gate_TF, inplace=True) if silu else F.gelu(gate_TF, approximate="tanh")
-        return y_TF if up_TF is None else y_TF.mul_(up_TF)
+        if activation is Activation.SILU:
+            F.silu(gate_TF, inplace=True)
+        else:
+            torch.ops.aten.gelu_(gate_TF, approximate="tanh")
+        return gate_TF if up_TF is None else gate_TF.mul_(up_TF)
     for x_TF in (gate_TF, gate_TF if up_TF is None else up_TF):
         check_f32("gate or up", x_TF, gate_TF.shape)
     y_TF, up = torch.empty(gate_TF.shape), 0 if up_TF is None else up_TF.data_ptr()

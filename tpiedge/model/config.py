@@ -42,7 +42,7 @@ _EosIds = Annotated[tuple[_Token, ...], Meta(max_length=_MAX_EOS_IDS)]
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """What a model computes. `norm_offset` is added to the weights of norms when they are read."""
+    """Says what a model computes. `norm_offset` is added to the weights of norms when they are read."""
 
     model_type: str
     hidden_size: _Hidden

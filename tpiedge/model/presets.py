@@ -1,7 +1,6 @@
 """Defines aliases of models on the hub, and presets, which are shapes of real models.
 
-An alias is a file `configs/models/NAME.toml`. A preset is a published `config.json` without default values. It has the
-older keys `rope_theta` and `rope_scaling`.
+An alias is a file `configs/models/NAME.toml`. The presets are those of the families.
 """
 
 import copy
@@ -18,84 +17,10 @@ from typing import Final
 import msgspec
 
 from tpiedge.errors import UserError
-
-_SIZES = (
-    *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
-    *("vocab_size", "max_position_embeddings"),
-)
-
-
-def _family(
-    architecture: str, eps: float, theta: float, tied: bool = False, **facts: object
-) -> dict[str, object]:
-    return {
-        "architectures": [f"{architecture}ForCausalLM"],
-        "model_type": architecture.lower(),
-        "hidden_act": "silu",
-        "torch_dtype": "bfloat16",
-        "rms_norm_eps": eps,
-        "rope_theta": theta,
-        "tie_word_embeddings": tied,
-        **facts,
-    }
-
-
-def _shape(family: dict[str, object], *sizes: int, **facts: object) -> dict[str, object]:
-    return family | dict(zip(_SIZES, sizes, strict=False)) | facts
-
-
-_LLAMA2 = _family("Llama", 1e-5, 10000.0, bos_token_id=1, eos_token_id=2, torch_dtype="float16")
-_LLAMA3_SIZES = {"num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddings": 8192}
-_LLAMA3 = _family("Llama", 1e-5, 500000.0, False, bos_token_id=128000, eos_token_id=128001, **_LLAMA3_SIZES)
-_SCALING = {
-    "factor": 8.0,
-    "high_freq_factor": 4.0,
-    "low_freq_factor": 1.0,
-    "original_max_position_embeddings": 8192,
-    "rope_type": "llama3",
-}
-_LLAMA31 = {**_LLAMA3, "max_position_embeddings": 131072, "rope_scaling": _SCALING}
-_LLAMA32 = {**_LLAMA31, "rope_scaling": {**_SCALING, "factor": 32.0}, "tie_word_embeddings": True}
-_MISTRAL = _family("Mistral", 1e-5, 10000.0, bos_token_id=1, eos_token_id=2, sliding_window=4096)
-_QWEN25 = _family("Qwen2", 1e-6, 1000000.0, True, bos_token_id=151643, eos_token_id=151643)
-_QWEN_ENDS = {"bos_token_id": 151643, "eos_token_id": 151645}
-_QWEN3_SIZES = {"head_dim": 128, "num_key_value_heads": 8, "vocab_size": 151936}
-_QWEN3 = _family("Qwen3", 1e-6, 1000000.0, True, max_position_embeddings=40960, **_QWEN_ENDS, **_QWEN3_SIZES)
-_SMOLLM2_SIZES = {"vocab_size": 49152, "max_position_embeddings": 8192}
-_SMOLLM2 = _family("Llama", 1e-5, 100000.0, True, bos_token_id=1, eos_token_id=2, **_SMOLLM2_SIZES)
+from tpiedge.model.families import FAMILIES
 
 PRESETS: Final[Mapping[str, Mapping[str, object]]] = {
-    "tinyllama": _shape(_LLAMA2, 2048, 5632, 22, 32, 4, 32000, 2048, torch_dtype="bfloat16"),
-    # OpenLLaMA 3B: there is no Llama 2-3B
-    "llama2-3b": _shape(_LLAMA2, 3200, 8640, 26, 32, 32, 32000, 2048, rms_norm_eps=1e-6),
-    "llama2-7b": _shape(_LLAMA2, 4096, 11008, 32, 32, 32, 32000, 4096),
-    "llama2-13b": _shape(_LLAMA2, 5120, 13824, 40, 40, 40, 32000, 4096),
-    "llama2-70b": _shape(_LLAMA2, 8192, 28672, 80, 64, 8, 32000, 4096),
-    "yi-34b": _shape(
-        _LLAMA2, 7168, 20480, 60, 56, 8, 64000, 4096, rope_theta=5000000.0, torch_dtype="bfloat16"
-    ),
-    "llama3-8b": _shape(_LLAMA3, 4096, 14336, 32, 32),
-    "llama3.1-8b": _shape(_LLAMA31, 4096, 14336, 32, 32),
-    "llama3.1-70b": _shape(_LLAMA31, 8192, 28672, 80, 64),
-    "llama3.2-1b": _shape(_LLAMA32, 2048, 8192, 16, 32),
-    "llama3.2-3b": _shape(_LLAMA32, 3072, 8192, 28, 24),
-    "llama3.3-70b": _shape(_LLAMA31, 8192, 28672, 80, 64, eos_token_id=[128001, 128008, 128009]),
-    "mistral-7b": _shape(_MISTRAL, 4096, 14336, 32, 32, 8, 32000, 32768),
-    "mistral-7b-v0.3": _shape(
-        _MISTRAL, 4096, 14336, 32, 32, 8, 32768, 32768, rope_theta=1000000.0, sliding_window=None
-    ),
-    "qwen2.5-0.5b": _shape(_QWEN25, 896, 4864, 24, 14, 2, 151936, 32768),
-    "qwen2.5-1.5b": _shape(_QWEN25, 1536, 8960, 28, 12, 2, 151936, 131072),
-    "qwen2.5-3b": _shape(_QWEN25, 2048, 11008, 36, 16, 2, 151936, 32768),
-    "qwen2.5-7b": _shape(_QWEN25, 3584, 18944, 28, 28, 4, 152064, 131072, tie_word_embeddings=False),
-    "qwen3-0.6b": _shape(_QWEN3, 1024, 3072, 28, 16),
-    "qwen3-1.7b": _shape(_QWEN3, 2048, 6144, 28, 16),
-    "qwen3-4b": _shape(_QWEN3, 2560, 9728, 36, 32),
-    "qwen3-8b": _shape(_QWEN3, 4096, 12288, 36, 32, tie_word_embeddings=False),
-    "qwen3-14b": _shape(_QWEN3, 5120, 17408, 40, 40, tie_word_embeddings=False),
-    "smollm2-135m": _shape(_SMOLLM2, 576, 1536, 30, 9, 3),
-    "smollm2-360m": _shape(_SMOLLM2, 960, 2560, 32, 15, 5),
-    "smollm2-1.7b": _shape(_SMOLLM2, 2048, 8192, 24, 32, 32, rope_theta=130000.0),
+    name: values for family in FAMILIES.values() for name, values in family.presets.items()
 }
 
 

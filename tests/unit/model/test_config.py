@@ -30,8 +30,10 @@ def test_presets_are_read_as_transformers_reads_them(name: str) -> None:
     )
     assert ours.rms_norm_eps == theirs.rms_norm_eps
     assert ours.tie_word_embeddings == theirs.tie_word_embeddings
-    assert ours.rope.theta == theirs.rope_parameters["rope_theta"]
-    assert ours.rope.kind == theirs.rope_parameters["rope_type"]
+    rope = theirs.rope_parameters.get("full_attention", theirs.rope_parameters)
+    assert ours.rope is not None
+    assert ours.rope.theta == rope["rope_theta"]
+    assert ours.rope.kind == rope["rope_type"]
     assert ours.group_size * ours.num_kv_heads == ours.num_heads
     assert ModelConfig.from_json(json.loads(json.dumps(ours.to_json()))) == ours
 

@@ -34,8 +34,22 @@ PARAMETERS = {
     "smollm2-135m": 134_515_008,
     "smollm2-360m": 361_821_120,
     "smollm2-1.7b": 1_711_376_384,
+    "smollm3-3b": 3_075_098_624,
+    "granite3.3-2b": 2_533_539_840,
+    "granite3.3-8b": 8_170_864_640,
+    "gemma3-270m": 268_098_176,
+    "gemma3-1b": 999_885_952,
+    "gemma3-4b": 3_880_263_168,
+    "gemma3-12b": 11_766_034_176,
+    "gemma3-27b": 27_009_346_304,
+    "ministral3-3b": 3_429_006_336,
+    "ministral3-8b": 8_489_553_920,
+    "ministral3-14b": 13_506_073_600,
+    "mistral-small3.2-24b": 23_572_403_200,
+    "phi4-mini": 3_836_021_760,
+    "phi4-14b": 14_659_507_200,
 }
-"""As the publishers' model pages state them (a tied embedding counts once)."""
+"""As the publishers' model pages state them (a tied embedding counts once), without the parts that see images."""
 
 
 def load_tool():

@@ -68,6 +68,9 @@ class Family:
     factors: Callable[[ConfigFields], Factors] = plain
     #: Whether the checkpoint has q, k and v in one tensor, and gate and up in another.
     fused: bool = False
+    #: Shapes of known models: name -> config.json as published, without default values, with the older keys
+    #: `rope_theta` and `rope_scaling`.
+    presets: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: MappingProxyType({}))
     #: Names of a model with more than text, whose `text_config` is of this family.
     wrappers: tuple[str, ...] = ()
     #: The architecture in GGUF files; "" if files of this family cannot be read.
@@ -114,7 +117,7 @@ def periodic_windows(every: int, default: int | None) -> Callable[[ConfigFields,
 
 
 def chosen_windows(config: ConfigFields, layers: int) -> Windows:
-    """With `use_sliding_window`: `layer_types`, else layers from `max_window_layers` on have windows."""
+    """Reads `layer_types` if `use_sliding_window` is true. Without them, layers from `max_window_layers` on have windows."""
     window = window_size(config, 4096) if config.flag("use_sliding_window", False) else None
     if config.raw("layer_types") is not None:
         return typed_windows(config, layers, window)
@@ -128,3 +131,30 @@ def cap(config: ConfigFields, key: str) -> float:
 
 def factor(config: ConfigFields, key: str) -> float:
     return config.number(key, 1e-6, _MAX_FACTOR, 1.0)
+
+
+_SIZES = (
+    *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
+    *("vocab_size", "max_position_embeddings"),
+)
+
+
+def common(
+    architecture: str, eps: float, theta: float, tied: bool = False, **facts: object
+) -> dict[str, object]:
+    """Returns what a family's presets have in common."""
+    return {
+        "architectures": [f"{architecture}ForCausalLM"],
+        "model_type": architecture.lower(),
+        "hidden_act": "silu",
+        "torch_dtype": "bfloat16",
+        "rms_norm_eps": eps,
+        "rope_theta": theta,
+        "tie_word_embeddings": tied,
+        **facts,
+    }
+
+
+def shape(family: Mapping[str, object], *sizes: int, **facts: object) -> dict[str, object]:
+    """Returns a preset. `sizes`: as many of _SIZES as differ in the family."""
+    return {**family, **dict(zip(_SIZES, sizes, strict=False)), **facts}

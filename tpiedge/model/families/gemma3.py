@@ -3,7 +3,16 @@
 import math
 from dataclasses import replace
 
-from tpiedge.model.families.family import Factors, Family, Ropes, Windows, cap, periodic_windows
+from tpiedge.model.families.family import (
+    Factors,
+    Family,
+    Ropes,
+    Windows,
+    cap,
+    common,
+    periodic_windows,
+    shape,
+)
 from tpiedge.model.folder import ConfigFields
 from tpiedge.model.rope import RopeConfig
 
@@ -33,6 +42,24 @@ def _factors(config: ConfigFields) -> Factors:
     )
 
 
+_ACTIVATION = "gelu_pytorch_tanh"
+_GEMMA3 = shape(
+    common("Gemma3", 1e-6, 1e6, True, bos_token_id=2, eos_token_id=[1, 106], hidden_activation=_ACTIVATION),
+    model_type="gemma3_text",
+)
+_SMALL = shape(_GEMMA3, head_dim=256, sliding_window=512)
+_LARGE = shape(_GEMMA3, sliding_window=1024, rope_scaling={"rope_type": "linear", "factor": 8.0})
+
+_PRESETS = {
+    "gemma3-270m": shape(_SMALL, 640, 2048, 18, 4, 1, 262144, 32768),
+    "gemma3-1b": shape(_SMALL, 1152, 6912, 26, 4, 1, 262144, 32768),
+    "gemma3-4b": shape(_LARGE, 2560, 10240, 34, 8, 4, 262208, 131072, head_dim=256),
+    "gemma3-12b": shape(_LARGE, 3840, 15360, 48, 16, 8, 262208, 131072, head_dim=256),
+    "gemma3-27b": shape(
+        _LARGE, 5376, 21504, 62, 32, 16, 262208, 131072, head_dim=128, query_pre_attn_scalar=168
+    ),
+}
+
 FAMILY = Family(
     "gemma3_text",
     "Gemma3",
@@ -58,4 +85,5 @@ FAMILY = Family(
     ropes=_ropes,
     factors=_factors,
     wrappers=("gemma3",),
+    presets=_PRESETS,
 )

@@ -1,6 +1,6 @@
 """Granite 3 and 4 (dense)."""
 
-from tpiedge.model.families.family import Factors, Family, factor
+from tpiedge.model.families.family import Factors, Family, common, factor, shape
 from tpiedge.model.folder import ConfigFields
 
 
@@ -13,6 +13,31 @@ def _factors(config: ConfigFields) -> Factors:
     )
 
 
+_GRANITE33 = common(
+    "Granite",
+    1e-5,
+    1e7,
+    True,
+    bos_token_id=0,
+    eos_token_id=0,
+    embedding_multiplier=12.0,
+    residual_multiplier=0.22,
+)
+
+_PRESETS = {
+    "granite3.3-2b": shape(
+        _GRANITE33, 2048, 8192, 40, 32, 8, 49159, 131072, attention_multiplier=1 / 64, logits_scaling=8.0
+    ),
+    "granite3.3-8b": shape(
+        _GRANITE33, 4096, 12800, 40, 32, 8, 49159, 131072, attention_multiplier=1 / 128, logits_scaling=16.0
+    ),
+}
+
 FAMILY = Family(
-    "granite", "Granite", {"bos_token_id": 1, "eos_token_id": 2}, mlp_bias=None, factors=_factors,
-)  # fmt: skip
+    "granite",
+    "Granite",
+    {"bos_token_id": 1, "eos_token_id": 2},
+    mlp_bias=None,
+    factors=_factors,
+    presets=_PRESETS,
+)

@@ -1,6 +1,6 @@
 """Ministral 3, whose scores grow beyond the original context."""
 
-from tpiedge.model.families.family import Factors, Family, Ropes, Windows, window_size
+from tpiedge.model.families.family import Factors, Family, Ropes, Windows, common, shape, window_size
 from tpiedge.model.folder import ConfigFields
 from tpiedge.model.rope import RopeConfig
 
@@ -35,6 +35,27 @@ def _windows(config: ConfigFields, layers: int) -> Windows:
     return (window_size(config),) * layers
 
 
+_YARN = {
+    "rope_type": "yarn",
+    "factor": 16.0,
+    "original_max_position_embeddings": 16384,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    _GROWTH: 0.1,
+}
+_MINISTRAL3 = common(
+    "Ministral3", 1e-5, 1e6, rope_scaling=_YARN, bos_token_id=1, eos_token_id=2, head_dim=128
+)
+_SIZES = (32, 8, 131072, 262144)
+
+_PRESETS = {
+    "ministral3-3b": shape(_MINISTRAL3, 3072, 9216, 26, *_SIZES, tie_word_embeddings=True),
+    "ministral3-8b": shape(_MINISTRAL3, 4096, 14336, 34, *_SIZES),
+    "ministral3-14b": shape(_MINISTRAL3, 5120, 16384, 40, *_SIZES, rope_theta=1e9),
+}
+
 FAMILY = Family(
     "ministral3",
     "Ministral3",
@@ -55,4 +76,5 @@ FAMILY = Family(
     windows=_windows,
     ropes=_ropes,
     factors=_factors,
+    presets=_PRESETS,
 )

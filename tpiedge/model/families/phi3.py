@@ -1,6 +1,6 @@
 """Phi-3 and Phi-4-mini, within the context in which they were pretrained."""
 
-from tpiedge.model.families.family import Family, Ropes, Windows, window_size
+from tpiedge.model.families.family import Family, Ropes, Windows, common, shape, window_size
 from tpiedge.model.folder import ConfigFields
 from tpiedge.model.rope import RopeConfig
 
@@ -24,6 +24,21 @@ def _ropes(config: ConfigFields, positions: int, windows: Windows) -> Ropes:
     return (rope,) * len(windows)
 
 
+_SHORT = {"type": "longrope", "short_factor": [1.0] * 48, "long_factor": [1.0] * 48}
+_MINI = common("Phi3", 1e-5, 1e4, True, partial_rotary_factor=0.75, rope_scaling=_SHORT)
+_PHI4 = common("Phi3", 1e-5, 250000.0, bos_token_id=100257, eos_token_id=100265)
+
+_PRESETS = {
+    "phi4-mini": shape(
+        _MINI,
+        *(3072, 8192, 32, 24, 8, 200064, 131072),
+        original_max_position_embeddings=4096,
+        bos_token_id=199999,
+        eos_token_id=[200020, 199999],
+    ),
+    "phi4-14b": shape(_PHI4, 5120, 17920, 40, 40, 10, 100352, 16384, original_max_position_embeddings=16384),
+}
+
 FAMILY = Family(
     "phi3",
     "Phi3",
@@ -38,4 +53,5 @@ FAMILY = Family(
     windows=_windows,
     ropes=_ropes,
     fused=True,
+    presets=_PRESETS,
 )

@@ -1,6 +1,6 @@
 """SmolLM3, whose every fourth layer is not rotated."""
 
-from tpiedge.model.families.family import Family, Ropes, Windows, typed_windows, window_size
+from tpiedge.model.families.family import Family, Ropes, Windows, common, shape, typed_windows, window_size
 from tpiedge.model.folder import ConfigFields
 from tpiedge.model.rope import RopeConfig
 
@@ -28,6 +28,19 @@ def _ropes(config: ConfigFields, positions: int, windows: Windows) -> Ropes:
     return tuple(rope if rotated else None for rotated in _rotated(config, len(windows)))
 
 
+_PRESETS = {
+    "smollm3-3b": shape(
+        common("SmolLM3", 1e-6, 5e6, True, bos_token_id=128000, eos_token_id=128012),
+        2048,
+        11008,
+        36,
+        16,
+        4,
+        128256,
+        65536,
+    ),
+}
+
 FAMILY = Family(
     "smollm3",
     "SmolLM3",
@@ -35,4 +48,5 @@ FAMILY = Family(
     mlp_bias=None,
     windows=_windows,
     ropes=_ropes,
+    presets=_PRESETS,
 )
