@@ -37,7 +37,7 @@ _SINE_SIGNS: Final = np.array([1.0, 1.0, -1.0, -1.0])
 _ROTATION: Final = struct.Struct("=3q")  # Rotation of native/interface.h
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Rotation:
     """The rotations of a call's tokens, contiguous f32. Rotated queries are multiplied by the token's factor."""
 

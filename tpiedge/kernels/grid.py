@@ -53,7 +53,7 @@ def widened(sums: Tensor, grid: Grid) -> Tensor:
     return (sums.float() * 2.0**grid.exponent).masked_fill(~number, torch.nan)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class BlockEnd:
     """Ends a block of width H with x = scale * (x + factor * norm(sum + bias)), each operation rounded to f32.
 

@@ -117,7 +117,7 @@ def periodic_windows(every: int, default: int | None) -> Callable[[ConfigFields,
 
 
 def chosen_windows(config: ConfigFields, layers: int) -> Windows:
-    """Reads `layer_types` if `use_sliding_window` is true. Without them, layers from `max_window_layers` on have windows."""
+    """Returns windows only with `use_sliding_window`: as `layer_types` says, or from `max_window_layers` on."""
     window = window_size(config, 4096) if config.flag("use_sliding_window", False) else None
     if config.raw("layer_types") is not None:
         return typed_windows(config, layers, window)
