@@ -69,10 +69,11 @@ def find_alias(name: str) -> Alias | None:
     return aliases().get(plain) or next((one for one in aliases().values() if plain in one.also), None)
 
 
-# Families that people know from Ollama, and that `model/config.py` lacks.
+# Families that people know from Ollama, and that `model/families/` lacks.
 _UNSUPPORTED = re.compile(
-    "(codegemma|command-r|deepseek-v|gemma|glm|gpt-oss|granite|kimi|llama4|llava|minicpm|ministral|mixtral|moondream|"
-    "olmo|phi|qwen2.5vl|qwen3-coder|qwen3-next|qwen3-vl|qwen3.5|qwen3[:-](30|235)b|smollm3|starcoder)(?![a-z])[^/]*",
+    r"(codegemma|command-r|deepseek-v|gemma(?!3(?!n))|glm|gpt-oss|granite(?!3\.3)|kimi|llama4|llava|minicpm|mixtral|"
+    r"moondream|olmo|phi(?![34])|qwen2.5vl|qwen3-coder|qwen3-next|qwen3-vl|qwen3.5|qwen3[:-](30|235)b|starcoder)"
+    r"(?![a-z])[^/]*",
     re.IGNORECASE,
 )
 _SIZE = re.compile(r"[:-]e?(\d{1,4}(?:\.\d{1,4})?)([mb])\b")

@@ -85,7 +85,7 @@ def test_every_alias_is_an_instruct_model_with_a_preset(name: str) -> None:
     assert alias.gated == alias.repo.startswith("meta-llama/")
     # In these files a tied embedding is stored twice.
     assert not (alias.repo.startswith("Qwen/Qwen2.5") and PRESETS[alias.shape]["tie_word_embeddings"])
-    assert re.search("instruct|chat|/qwen3-", alias.repo.lower())
+    assert re.search("instruct|chat|-it-|/qwen3-|/phi-4-|/smollm3-", alias.repo.lower())
     size = re.search(r"([\d.]+)[bm]$", name)
     assert size is None or size[1] in re.findall(r"[\d.]+", alias.repo.lower())
     assert size is None or size[1] in alias.shape
@@ -126,9 +126,10 @@ def test_name_is_parsed_as_ollama_takes_it(text: str, found: HubName | None) -> 
 
 
 @pytest.mark.parametrize(("name", "nearest"), [
-    ("gemma3:12b", "qwen3-14b or"), ("gemma3n:e4b", "qwen3-4b or"), ("gpt-oss", "qwen3-4b or"),
-    ("Phi4", "qwen3-4b or"), ("gemma3:270m", "smollm2-360m or"), ("qwen3:30b", "qwen3-14b or"),
-    ("philosopher", None), ("phind", None), ("google/gemma-3-4b-it", None), ("qwen3:4b", None),
+    ("gemma2:9b", "granite3.3-8b or"), ("gemma3n:e4b", "gemma3-4b or"), ("gpt-oss", "gemma3-4b or"),
+    ("Olmo2", "gemma3-4b or"), ("gemma4:270m", "gemma3-270m or"), ("qwen3:30b", "gemma3-27b or"),
+    ("granite4:3b", "llama3.2-3b or"), ("philosopher", None), ("phind", None), ("phi4:14b", None),
+    ("google/gemma-4-31B-it", None), ("gemma3:4b", None), ("granite3.3:2b", None), ("qwen3:4b", None),
 ])  # fmt: skip
 def test_famous_family_without_support_is_refused_with_the_nearest(name: str, nearest: str | None) -> None:
     words = unsupported(name)
