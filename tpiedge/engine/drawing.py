@@ -21,7 +21,7 @@ from tpiedge.engine.forward import Engine
 from tpiedge.engine.sampler import Sampler
 from tpiedge.engine.sequence import RunningSequence, StepPiece
 from tpiedge.errors import ChildLost, UserError
-from tpiedge.kernels.elementwise import rms_norm
+from tpiedge.kernels.elementwise import Activation, activate, rms_norm
 from tpiedge.kernels.library import NATIVE_TOKENS
 from tpiedge.kernels.linear import Linear
 from tpiedge.kernels.panel_matrix import Weight
@@ -91,7 +91,8 @@ class Head:
         if factors.logit_divisor != 1:
             logits_MR /= factors.logit_divisor
         if factors.logit_cap:
-            logits_MR.div_(factors.logit_cap).tanh_().mul_(factors.logit_cap)
+            capped_MR = activate(logits_MR / factors.logit_cap, None, Activation.TANH, self._linear.pool)
+            torch.mul(capped_MR, factors.logit_cap, out=logits_MR)
         return logits_MR
 
     def _of_tile(self, h_MH: Tensor, first: int, tile_RH: Weight) -> Tensor:

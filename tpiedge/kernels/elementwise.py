@@ -63,6 +63,7 @@ class Activation(StrEnum):
 
     SILU = "silu"
     GELU_TANH = "gelu_pytorch_tanh"
+    TANH = "tanh"
 
     @property
     def number(self) -> int:
@@ -112,6 +113,8 @@ def activate(
     if pool is None:
         if activation is Activation.SILU:
             F.silu(gate_TF, inplace=True)
+        elif activation is Activation.TANH:
+            gate_TF.tanh_()
         else:
             torch.ops.aten.gelu_(gate_TF, approximate="tanh")
         return gate_TF if up_TF is None else gate_TF.mul_(up_TF)

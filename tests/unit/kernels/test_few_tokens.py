@@ -37,7 +37,14 @@ def test_rope_equals_the_definition(pool: Pool, width: int) -> None:
         assert torch.equal(rope(x, cos, sin, None, factor), rope(x, cos, sin) * factor[:, None, None])
 
 
-@pytest.mark.parametrize("activation", Activation)
+def test_tanh_equals_float64_for_all_magnitudes(pool: Pool) -> None:
+    x = torch.cat((torch.linspace(-200, 200, 4001), torch.linspace(-1e-3, 1e-3, 97), torch.zeros(3)))
+    out = activate(x[None], None, Activation.TANH, pool)[0]
+    torch.testing.assert_close(out.double(), x.double().tanh(), rtol=0, atol=2e-7)
+    assert torch.equal(out[-3:], torch.zeros(3))
+
+
+@pytest.mark.parametrize("activation", [Activation.SILU, Activation.GELU_TANH])
 @pytest.mark.parametrize("gated", [True, False])
 def test_activations_equal_float64_for_all_magnitudes(
     pool: Pool, activation: Activation, gated: bool

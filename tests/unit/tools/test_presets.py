@@ -46,7 +46,7 @@ PARAMETERS = {
     "ministral3-8b": 8_489_553_920,
     "ministral3-14b": 13_506_073_600,
     "mistral-small3.2-24b": 23_572_403_200,
-    "phi4-mini": 3_836_021_760,
+    "phi4-mini-3.8b": 3_836_021_760,
     "phi4-14b": 14_659_507_200,
 }
 """As the publishers' model pages state them (a tied embedding counts once), without the parts that see images."""

@@ -109,6 +109,15 @@ struct GeluTanh {
     }
 };
 
+// 1 - 2 / (1 + e^(2 x)).
+template <class V>
+struct Tanh {
+    static typename V::Reg of(typename V::Reg x) {
+        const auto grown = V::add(V::broadcast(1.0f), exponential<V>(V::mul(x, V::broadcast(2.0f))));
+        return V::sub(V::broadcast(1.0f), V::div(V::broadcast(2.0f), grown));
+    }
+};
+
 template <class V, template <class> class Activation>
 void activate(const float *gate, const float *up, float *y, int64_t count) {
     int64_t c = 0;
@@ -123,7 +132,9 @@ void activate(const float *gate, const float *up, float *y, int64_t count) {
 
 template <class V>
 void activate(const float *gate, const float *up, float *y, int64_t count, int64_t activation) {
-    (activation == tpiedge::GELU_TANH ? activate<V, GeluTanh> : activate<V, Silu>)(gate, up, y, count);
+    (activation == tpiedge::TANH        ? activate<V, Tanh>
+     : activation == tpiedge::GELU_TANH ? activate<V, GeluTanh>
+                                        : activate<V, Silu>)(gate, up, y, count);
 }
 
 }  // namespace

@@ -101,7 +101,7 @@ struct PanelLayer {  // as packed by attention_block.py
 // or sums of a row-parallel matrix that may be too large for 32 bits, but for those of `most`.
 namespace tpiedge {
 enum { DONE = 0, NO_MEMORY = 1, TOO_LARGE = 2 };
-enum Activation { SILU, GELU_TANH };      // numbered as in elementwise.py
+enum Activation { SILU, GELU_TANH, TANH };  // numbered as in elementwise.py
 enum Sums { INT32_SUMS, INT64_SUMS, F32_SUMS };  // what a block ends with
 }
 #define TPIEDGE_STATUS __attribute__((warn_unused_result)) int

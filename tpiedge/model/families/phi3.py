@@ -29,7 +29,7 @@ _MINI = common("Phi3", 1e-5, 1e4, True, partial_rotary_factor=0.75, rope_scaling
 _PHI4 = common("Phi3", 1e-5, 250000.0, bos_token_id=100257, eos_token_id=100265)
 
 _PRESETS = {
-    "phi4-mini": shape(
+    "phi4-mini-3.8b": shape(
         _MINI,
         *(3072, 8192, 32, 24, 8, 200064, 131072),
         original_max_position_embeddings=4096,
