@@ -19,7 +19,8 @@
 //
 // Quantised activations lie in tiles of `tile_tokens` tokens; the last tile has what is left. A tile of T tokens is, unit
 // by unit and group by group: dx of each token (T f32), minus eight times the sum of each token's q (T int32), then the
-// q; behind a unit's groups minus eight times the sum of each token's first sixteen q (T int32 of each group). q: for each
+// q; behind a unit's groups, of each: minus eight times the sum of each token's first sixteen q (T int32), and dx times the
+// sum of each token's q (T f32). q: for each
 // `step` inputs those of every token, T * step bytes. Short groups are filled up with zeros to a multiple of
 // 8 inputs. So one token takes the same bytes in every tile, and a product reads a tile from its first byte to its last.
 #ifndef TPIEDGE_PANELS_H
@@ -135,7 +136,7 @@ inline int64_t filled(int64_t inputs) {
 }
 // Of one token's quantised activations of one unit: the groups, and all.
 inline int64_t groups_nbytes(int64_t inputs) { return filled(inputs) + 8 * groups_of(inputs); }
-inline int64_t quantised_nbytes(int64_t inputs) { return groups_nbytes(inputs) + 4 * groups_of(inputs); }
+inline int64_t quantised_nbytes(int64_t inputs) { return groups_nbytes(inputs) + 8 * groups_of(inputs); }
 
 inline int64_t units_of(const tpiedge::Inputs &inputs) {
     return inputs.count ? (inputs.count + inputs.per_unit - 1) / inputs.per_unit : 0;

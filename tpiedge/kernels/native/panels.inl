@@ -5,8 +5,9 @@
 //   Floats             sixteen f32, one for each output of a panel; zero(), store(at, v), store_some(at, v, n) for n < 16
 //                      of them
 //   FETCHES_AHEAD      whether codes can be asked for ahead of their use
-//   IN_REGISTERS       whether bytes_of<FORMAT>(codes, plane, lines) makes codes of eight inputs bytes, and codes_of(line)
-//                      what Sum<8> takes
+//   IN_REGISTERS       whether codes_of<FORMAT>(codes, i, both) makes the eight inputs i of a group what Sum<4> takes, less by
+//                      offset_of(FORMAT), and sixths(at, four) the numbers of six bits of two groups Floats: scales and
+//                      minimums of the first, then of the second
 //   scales(at)         sixteen f16 as Floats
 //   Ints               sixteen exact sums
 //   fold(sum, scales, dx, y)   fma(float(sum), scales * dx, y), each operation rounded once, products first
@@ -60,7 +61,7 @@ constexpr int64_t code_nbytes(int64_t inputs) {
 
 template <class P>
 void quantise_group(const float *x, int64_t count, int64_t token, int64_t tokens, float factor, uint8_t *to,
-                    uint8_t *first_to) {
+                    uint8_t *behind) {
     alignas(64) float whole[GROUP] = {};
     alignas(32) uint8_t q[GROUP];
     if (count < GROUP) {
@@ -70,9 +71,11 @@ void quantise_group(const float *x, int64_t count, int64_t token, int64_t tokens
     const Quantised group = P::quantise(x, q);
     const float dx = group.dx * factor;
     const int32_t correction = -8 * group.sum, first = -8 * group.first;
+    const float moment = static_cast<float>(correction) * -0.125f * dx;
     memcpy(to + 4 * token, &dx, 4);
     memcpy(to + 4 * (tokens + token), &correction, 4);
-    memcpy(first_to + 4 * token, &first, 4);
+    memcpy(behind + 4 * token, &first, 4);
+    memcpy(behind + 4 * (tokens + token), &moment, 4);
     to += 8 * tokens + P::STEP * token;
     for (int64_t i = 0; i < filled(count); i += P::STEP) memcpy(to + i * tokens, q + i, P::STEP);
 }
@@ -85,13 +88,13 @@ void quantise(const float *x, int64_t stride, int64_t tokens, const Inputs &inpu
         uint8_t *to = tile;
         for (int64_t unit = 0; unit < units; unit++) {
             const int64_t count = inputs_of_unit(inputs, unit);
-            uint8_t *first = to + groups_nbytes(count) * tokens;
-            for (int64_t i = 0; i < count; i += GROUP, first += 4 * tokens) {
+            uint8_t *behind = to + groups_nbytes(count) * tokens;
+            for (int64_t i = 0; i < count; i += GROUP, behind += 8 * tokens) {
                 const int64_t some = count - i < GROUP ? count - i : GROUP;
-                quantise_group<P>(from + i, some, t, tokens, factor, to, first);
+                quantise_group<P>(from + i, some, t, tokens, factor, to, behind);
                 to += groups_nbytes(some) * tokens;
             }
-            to = first;
+            to = behind;
             from += count;
         }
     }
@@ -293,6 +296,12 @@ struct Header {
         if constexpr (tpiedge::is_two_level(FORMAT)) return P::product(d, P::widened(tpiedge::sixth(at, group, 0)));
         return scales_at<P>(at, group);
     }
+    // Of a group and the next one.
+    inline void pair(int64_t group, typename P::Floats *scales, typename P::Floats *minimums) const {
+        typename P::Floats four[4];
+        P::sixths(at + LINE_BYTES + group / 2 * 48, four);
+        for (int i = 0; i < 2; i++) scales[i] = P::product(d, four[2 * i]), minimums[i] = P::product(d_min, four[2 * i + 1]);
+    }
     inline typename P::Floats minimums(int64_t group) const {
         if constexpr (tpiedge::is_two_level(FORMAT)) return P::product(d_min, P::widened(tpiedge::sixth(at, group, 1)));
         if constexpr (FORMAT != tpiedge::Q4_ZERO) return scales_at<P>(at, 1);
@@ -337,7 +346,7 @@ struct Target {
 };
 
 template <class P, int T>
-inline void store(const typename P::Floats *y, const Target &to) {
+TPIEDGE_INLINE void store(const typename P::Floats *y, const Target &to) {
     if (!to.sums) {
         for (int t = 0; t < T; t++) P::store(to.y + t * PANEL, y[t]);
         return;
@@ -351,52 +360,85 @@ inline void store(const typename P::Floats *y, const Target &to) {
     P::store(to.squares, squares);
 }
 
-// As much of whole groups, times one token, added to y, without a detour through memory.
+// Whole groups of a panel times one token, without a detour through memory.
 template <class P, int64_t FORMAT>
-const uint8_t *multiply_one(const uint8_t *block, int64_t inputs, const uint8_t *x, const uint8_t *firsts,
-                            const Target &to) {
-    typename P::Floats y = to.begins ? P::zero() : P::load(to.y);
-    for (int64_t left = inputs / GROUP; left > 0; left -= tpiedge::block_groups(FORMAT)) {
-        const int64_t groups = left < tpiedge::block_groups(FORMAT) ? left : tpiedge::block_groups(FORMAT);
-        const Header<P, FORMAT> header(block, groups);
-        block += tpiedge::header_nbytes(FORMAT, groups);
-        for (int64_t g = 0; g < groups; g++, firsts += 4, block += tpiedge::group_nbytes(FORMAT, GROUP)) {
-            const int32_t sum_of_q = at<int32_t>(x, 1), first = at<int32_t>(firsts, 0);
-            const float dx = at<float>(x, 0);
-            constexpr bool halves = FORMAT == tpiedge::Q6_K;
-            typename P::template Sum<8> sums[2];
-            sums[0].start(tpiedge::codes_as_stored(FORMAT) ? 0 : halves ? first : sum_of_q);
-            sums[1].start(sum_of_q - first);
-            const uint8_t *lines = block + (tpiedge::bits_of(FORMAT) - 4) * LINE_BYTES;
-            tpiedge::Line plane = {}, both[2];
-            for (int i = 0; i < 4; i++, lines += LINE_BYTES) {
-                if (tpiedge::bits_of(FORMAT) > 4 && (halves ? i % 2 == 0 : i == 0))
-                    tpiedge::load_line(block + i / 2 * LINE_BYTES, plane);
-                P::template bytes_of<FORMAT>(lines, plane, both);
-                for (int four = 0; four < 2; four++)
-                    sums[halves ? i / 2 : 0].add(P::codes_of(both[four]), x + 8 + 8 * i + 4 * four);
+struct OneToken {
+    const uint8_t *x, *behind;  // of the next group
+    typename P::Floats y = P::zero();
+
+    TPIEDGE_INLINE void group(const uint8_t *codes, const typename P::Floats *scales, typename P::Floats minimum) {
+        constexpr bool halves = FORMAT == tpiedge::Q6_K;
+        constexpr int offset = tpiedge::offset_of(FORMAT) / 8;
+        const int32_t correction = at<int32_t>(x, 1), first = at<int32_t>(behind, 0);
+        typename P::template Sum<4> sums[2];
+        sums[0].start(offset ? (halves ? first : correction) * offset : 0);
+        sums[1].start((correction - first) * offset);
+        for (int i = 0; i < 4; i++) {
+            typename P::template Codes<4> both[2];
+            P::template codes_of<FORMAT>(codes, i, both);
+            for (int four = 0; four < 2; four++) sums[halves ? i / 2 : 0].add(both[four], x + 8 + 8 * i + 4 * four);
+        }
+        y = P::fold(sums[0].total(), scales[0], at<float>(x, 0), y);
+        if constexpr (halves) y = P::fold(sums[1].total(), scales[1], at<float>(x, 0), y);
+        if constexpr (tpiedge::has_minimums(FORMAT)) y = P::add_product(minimum, at<float>(behind, 1), y);
+        x += groups_nbytes(GROUP);
+        behind += 8;
+    }
+
+    TPIEDGE_INLINE void panel(const uint8_t *block, int64_t groups) {
+        constexpr int64_t most = tpiedge::block_groups(FORMAT), nbytes = tpiedge::group_nbytes(FORMAT, GROUP);
+        for (; groups > 0; groups -= most) {
+            const int64_t some = groups < most ? groups : most;
+            const Header<P, FORMAT> header(block, some);
+            block += tpiedge::header_nbytes(FORMAT, some);
+            if constexpr (tpiedge::is_two_level(FORMAT)) {
+                for (int64_t g = 0; g < some; g += 2, block += nbytes) {
+                    typename P::Floats scales[2], minimums[2];
+                    header.pair(g, scales, minimums);
+                    group(block, scales, minimums[0]);
+                    if (g + 1 < some) group(block += nbytes, scales + 1, minimums[1]);
+                }
+            } else {
+                for (int64_t g = 0; g < some; g++, block += nbytes) {
+                    const typename P::Floats scales[2] = {header.scales(g, 0), header.scales(g, 1)};
+                    group(block, scales, tpiedge::has_minimums(FORMAT) ? header.minimums(g) : P::zero());
+                }
             }
-            y = P::fold(sums[0].total(), header.scales(g, 0), dx, y);
-            if constexpr (halves) y = P::fold(sums[1].total(), header.scales(g, 1), dx, y);
-            if constexpr (tpiedge::has_minimums(FORMAT))
-                y = P::add_product(header.minimums(g), static_cast<float>(sum_of_q) * -0.125f * dx, y);
-            x += groups_nbytes(GROUP);
         }
     }
-    store<P, 1>(&y, to);
-    return block;
-}
 
-template <class P>
-using MultiplyOne = const uint8_t *(*)(const uint8_t *, int64_t, const uint8_t *, const uint8_t *, const Target &);
+    static void multiply(const PanelRun &run) {
+        const int64_t groups = run.inputs / GROUP, nbytes = panel_nbytes(run.inputs, FORMAT);
+        for (int64_t index = 0; index * PANEL < run.outputs; index++) {
+            const uint8_t *panel = run.data + index * nbytes, *x = run.activations + run.unit_nbytes;
+            if (!run.sums) {
+                OneToken one{x, x + groups_nbytes(run.inputs)};
+                one.panel(panel, groups);
+                const int64_t left = run.outputs - index * PANEL;
+                float *const y = run.y + index * run.y_panel_stride;
+                left < PANEL ? P::store_some(y, one.y, static_cast<int>(left)) : P::store(y, one.y);
+                continue;
+            }
+            int32_t *const sums_at = run.sums + index * run.y_panel_stride;
+            float *const squares_at = run.squares + index * run.squares_panel_stride;
+            if (!run.adds) memset(sums_at, 0, PANEL * sizeof *sums_at), memset(squares_at, 0, PANEL * sizeof *squares_at);
+            typename P::Ints sums = P::load_ints(sums_at);
+            typename P::Floats squares = P::load(squares_at);
+            for (int64_t unit = 0; unit < run.units; unit++, panel += run.data_stride, x += quantised_nbytes(run.inputs)) {
+                OneToken one{x, x + groups_nbytes(run.inputs)};
+                one.panel(panel, groups);
+                P::add_part(one.y, sums, squares);
+            }
+            P::store_ints(sums_at, sums);
+            P::store(squares_at, squares);
+        }
+    }
+};
 
 template <class P, int64_t... FORMAT>
-MultiplyOne<P> multiply_one_of(int64_t format, std::integer_sequence<int64_t, FORMAT...>) {
-    if constexpr (P::IN_REGISTERS) {
-        static constexpr MultiplyOne<P> ALL[] = {multiply_one<P, tpiedge::Q4_1 + FORMAT>...};
-        return ALL[format - tpiedge::Q4_1];
-    }
-    return nullptr;
+auto one_token_of(int64_t format, std::integer_sequence<int64_t, FORMAT...>) {
+    static constexpr void (*ALL[])(const PanelRun &) = {OneToken<P, tpiedge::Q4_1 + FORMAT>::multiply...};
+    return ALL[format - tpiedge::Q4_1];
 }
 
 template <class P>
@@ -412,19 +454,22 @@ Prepare<P> prepare_of(int64_t format, std::integer_sequence<int64_t, FORMAT...>)
 template <class P, int BITS, int T>
 struct PreparedTile {
     const Prepared &block;
-    const uint8_t *firsts;
+    const uint8_t *behind;
     bool halves, minimums;
     int64_t ahead;
 
     void compute(int64_t inputs, const uint8_t *x, const Target &to) const {
         typename P::Floats y[T];
+        TPIEDGE_UNROLLED
         for (int t = 0; t < T; t++) y[t] = to.begins ? P::zero() : P::load(to.y + t * PANEL);
         int64_t g = 0;
         for (; (g + 1) * GROUP <= inputs; g++, x += groups_nbytes(GROUP) * T) group(g, GROUP, x, y);
         if (g * GROUP < inputs) {  // of copies, as in Tile
             typename P::Floats copies[T];
+            TPIEDGE_UNROLLED
             for (int t = 0; t < T; t++) copies[t] = y[t];
             group_apart(g, filled(inputs - g * GROUP), x, copies);
+            TPIEDGE_UNROLLED
             for (int t = 0; t < T; t++) y[t] = copies[t];
         }
         store<P, T>(y, to);
@@ -440,7 +485,7 @@ struct PreparedTile {
         const uint8_t *const codes = BITS == 8 ? block.bytes[g] : block.stored[g];
         const uint8_t *const q = x + 8 * T, *const sums_of_q = x + 4 * T;
         if (BITS == 8 && halves) {
-            const uint8_t *const of_first = firsts + 4 * T * g;
+            const uint8_t *const of_first = behind + 8 * T * g;
             alignas(32) int32_t of_second[T];
             for (int t = 0; t < T; t++) of_second[t] = at<int32_t>(sums_of_q, t) - at<int32_t>(of_first, t);
             const int64_t first = inputs < GROUP / 2 ? inputs : GROUP / 2;
@@ -452,9 +497,8 @@ struct PreparedTile {
         }
         if (BITS == 8 && !minimums) return;
         const typename P::Floats minimum = P::load(block.minimums[g]);
-        float factors[T];
-        for (int t = 0; t < T; t++) factors[t] = static_cast<float>(at<int32_t>(sums_of_q, t)) * -0.125f * at<float>(x, t);
-        for (int t = 0; t < T; t++) y[t] = P::add_product(minimum, factors[t], y[t]);
+        const uint8_t *const moments = behind + 8 * T * g + 4 * T;
+        for (int t = 0; t < T; t++) y[t] = P::add_product(minimum, at<float>(moments, t), y[t]);
     }
 
     TPIEDGE_INLINE static void fold(const uint8_t *codes, int64_t inputs, const uint8_t *q, const uint8_t *corrections,
@@ -468,13 +512,13 @@ struct PreparedTile {
 
 template <class P, int BITS, int T>
 void prepared_tokens(const Prepared &block, int64_t inputs, int64_t format, int64_t tokens, const uint8_t *x,
-                     const uint8_t *firsts, int64_t ahead, const Target &to) {
+                     const uint8_t *behind, int64_t ahead, const Target &to) {
     if constexpr (T > 0) {
         if (tokens == T)
-            PreparedTile<P, BITS, T>{block, firsts, format == tpiedge::Q6_K, tpiedge::has_minimums(format), ahead}.compute(
+            PreparedTile<P, BITS, T>{block, behind, format == tpiedge::Q6_K, tpiedge::has_minimums(format), ahead}.compute(
                 inputs, x, to);
         else
-            prepared_tokens<P, BITS, T - 1>(block, inputs, format, tokens, x, firsts, ahead, to);
+            prepared_tokens<P, BITS, T - 1>(block, inputs, format, tokens, x, behind, ahead, to);
     }
 }
 
@@ -483,7 +527,8 @@ void prepared_panels(const PanelRun &run) {
     const int64_t format = run.format, nbytes = panel_nbytes(run.inputs, format), most = PREPARED_TILES * P::TOKENS;
     constexpr auto formats = std::make_integer_sequence<int64_t, tpiedge::MXFP4 - tpiedge::Q4_1 + 1>();
     const auto prepares = prepare_of<P>(format, formats);
-    const auto alone = multiply_one_of<P>(format, formats);
+    if constexpr (P::IN_REGISTERS)
+        if (run.tokens == 1 && run.inputs % GROUP == 0) return one_token_of<P>(format, formats)(run);
     const auto product = tpiedge::codes_as_stored(format) ? prepared_tokens<P, 4, P::TOKENS> : prepared_tokens<P, 8, P::TOKENS>;
     const int64_t ahead = run.ahead ? tpiedge::group_nbytes(format, GROUP) + LINE_BYTES : 0;
     Prepared block;
@@ -504,18 +549,14 @@ void prepared_panels(const PanelRun &run) {
                     const int64_t left = run.inputs - i;
                     const int64_t inputs = left < tpiedge::PREPARED_INPUTS ? left : tpiedge::PREPARED_INPUTS;
                     const int64_t before = run.unit_nbytes + unit * quantised_nbytes(run.inputs) + groups_nbytes(i);
-                    const int64_t to_firsts = groups_nbytes(run.inputs) - groups_nbytes(i) + i / GROUP * 4;
+                    const int64_t to_behind = groups_nbytes(run.inputs) - groups_nbytes(i) + i / GROUP * 8;
                     Target to{y, i == 0, inputs == left ? sums : nullptr, squares};
-                    if (P::IN_REGISTERS && run.tokens == 1 && inputs % GROUP == 0) {
-                        at = alone(at, inputs, run.activations + before, run.activations + before + to_firsts, to);
-                        continue;
-                    }
                     at = prepares(at, inputs, block);
                     for (int64_t t = 0; t < tokens; t += P::TOKENS) {
                         const int64_t some = tokens - t < P::TOKENS ? tokens - t : P::TOKENS;
                         const uint8_t *x = run.activations + (first + t) / P::TOKENS * run.tile_nbytes + before * some;
                         to.y = y + t * PANEL;
-                        product(block, inputs, format, some, x, x + to_firsts * some, t == 0 ? ahead : 0, to);
+                        product(block, inputs, format, some, x, x + to_behind * some, t == 0 ? ahead : 0, to);
                         if (to.sums) to.sums += P::TOKENS * PANEL, to.squares += PANEL;
                     }
                 }

@@ -83,15 +83,32 @@ struct Avx512Vnni : AvxPanels {
         high = _mm512_and_si512(_mm512_maskz_srli_epi16(0xffffffff, both, 4), nibble);
     }
 
-    static __m512i codes_of(tpiedge::Line bytes) { return (__m512i)bytes; }
-    // Eight inputs: those of five and six bits with their upper bits from `plane`, those of a table as bytes, else as stored.
+    // Codes of five and six bits have their upper bits in a line or two before the lower ones (panels.py).
     template <int64_t FORMAT>
-    static void bytes_of(const uint8_t *codes, tpiedge::Line &plane, tpiedge::Line *both) {
-        if constexpr (tpiedge::bits_of(FORMAT) > 4) return tpiedge::wide_codes<FORMAT>(codes, plane, both);
-        __m512i found[2];
-        codes4(codes, found[0], found[1]);
-        for (int i = 0; i < 2; i++)
-            both[i] = (tpiedge::Line)(tpiedge::has_table(FORMAT) ? looked_up(tpiedge::table_of(FORMAT), found[i]) : found[i]);
+    static void codes_of(const uint8_t *codes, int i, __m512i *both) {
+        constexpr int wide = tpiedge::bits_of(FORMAT) - 4;
+        codes4(codes + (wide + i) * tpiedge::LINE_BYTES, both[0], both[1]);
+        for (int half = 0; half < 2; half++) {
+            if constexpr (tpiedge::has_table(FORMAT)) both[half] = looked_up(tpiedge::table_of(FORMAT), both[half]);
+            if constexpr (wide > 0) {
+                const int bit = wide * (2 * i + half);
+                tpiedge::Line plane;
+                tpiedge::load_line(codes + bit / 8 * tpiedge::LINE_BYTES, plane);
+                plane = bit % 8 < 4 ? plane << (4 - bit % 8) : plane >> (bit % 8 - 4);
+                both[half] |= (__m512i)(plane & (wide == 2 ? 0x30 : 0x10) * tpiedge::EACH);
+            }
+        }
+    }
+    static void sixths(const uint8_t *from, Floats *four) {
+        const __m512i lower = _mm512_maskz_broadcast_i64x4(0xff, _mm256_loadu_si256(reinterpret_cast<const __m256i *>(from)));
+        const __m512i upper = _mm512_maskz_broadcast_i32x4(0xffff, (__m128i)tpiedge::load(from + 32));
+        const __m512i each = _mm512_maskz_shuffle_i64x2(0xff, lower, lower, 0b01010000);
+        const __m512i low = _mm512_and_si512(_mm512_maskz_srlv_epi64(0xff, each, _mm512_setr_epi64(0, 0, 4, 4, 0, 0, 4, 4)),
+                                             _mm512_set1_epi8(15));
+        const __m512i high = _mm512_maskz_rorv_epi64(0xff, upper, _mm512_setr_epi64(60, 60, 62, 62, 0, 0, 2, 2));
+        alignas(64) uint8_t bytes[64];
+        _mm512_store_si512(bytes, _mm512_or_si512(low, _mm512_and_si512(high, _mm512_set1_epi8(0x30))));
+        for (int i = 0; i < 4; i++) four[i] = widened(tpiedge::load(bytes + 16 * i));
     }
 
     template <int BITS>

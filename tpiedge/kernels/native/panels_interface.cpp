@@ -19,14 +19,12 @@ using tpiedge::PanelRun;
 using tpiedge::Rows;
 using tpiedge::TOO_LARGE;
 
-// Pieces for each thread. Those of row-parallel matrices read a run of each unit; where the time goes into reading, that
-// is to be long, because the processor begins anew to fetch ahead with every run. They are so few then that a thread that
-// lost its core holds up the others for up to half its share (see piece_of): the longer runs gain more.
+// Pieces for each thread; slices of row-parallel matrices, for one tile of tokens. With four slices a thread, products of one
+// token took longer on two Zen 4 cores: each adds sums of all outputs.
 constexpr int64_t PROJECT_PIECES = 8;
 constexpr int64_t CONTRACT_PIECES = 4;
-constexpr int64_t READING_PIECES = 2;
-// Inputs of a row-parallel matrix, in whole units, whose sums stay in registers while tokens pass. One tile of tokens takes
-// unit by unit, because its time goes into reading, and then a piece reads the longest runs.
+constexpr int64_t SLICES = 2;
+// Inputs of a row-parallel matrix, in whole units, whose sums stay in registers while tokens pass.
 constexpr int64_t CHUNK_INPUTS = 1024;
 // Quantised activations of the tokens that pass over a matrix together: what a core's own cache keeps beside a panel. Of
 // row-parallel matrices only some inputs pass at a time; the sums of all their outputs are kept until the last has passed.
@@ -102,6 +100,7 @@ struct Job {
     int32_t *sums = nullptr;
     float *squares = nullptr;
     int64_t *wide_sums = nullptr;
+    int64_t slices = 0;      // of a row-parallel matrix for one tile of tokens, each with own sums and squares
     float most_squares = 0;  // with which sums are known to fit
     mutable std::atomic<bool> fits{true};
     int64_t piece = 1;
@@ -174,7 +173,7 @@ void contract_piece(const Job &job, const Job::Part &part, PanelRun run, int64_t
     run.sums = job.sums + first * outputs.stride;
     run.squares_panel_stride = PANEL * a.tiles();
     run.squares = job.squares + first * run.squares_panel_stride;
-    const int64_t chunk = a.tiles() == 1 || w.rows_per_unit >= CHUNK_INPUTS ? 1 : CHUNK_INPUTS / w.rows_per_unit;
+    const int64_t chunk = w.rows_per_unit >= CHUNK_INPUTS ? 1 : CHUNK_INPUTS / w.rows_per_unit;
     run.data_stride = w.unit_nbytes;
     for (int64_t unit = 0; unit < units; unit += run.units) {
         const uint8_t *at = w.data + unit * w.unit_nbytes;
@@ -186,6 +185,46 @@ void contract_piece(const Job &job, const Job::Part &part, PanelRun run, int64_t
     }
     if (!all_within(run.squares, (last - first) * run.squares_panel_stride, job.most_squares)) job.fits = false;
     outputs.copy(run.sums, a.tokens, static_cast<int32_t *>(w.y));
+}
+
+// A slice's part of the panels of all units, as they lie in memory: the time of one tile of tokens goes into reading, and
+// processors fetch long runs ahead best. Its sums have the room of all outputs, squares behind them.
+void contract_slice(const Job &job, const Job::Part &part, PanelRun run, int64_t slice, int64_t panels) {
+    const PanelWeight &w = part.weight;
+    const Activations &a = *job.activations;
+    const int64_t end = (slice + 1) * panels / job.slices;
+    run.y_panel_stride = PANEL * a.tokens;
+    run.squares_panel_stride = PANEL;
+    run.adds = true;
+    int32_t *const sums = job.sums + slice * part.panels * PANEL * (a.tokens + 1);
+    float *const squares = reinterpret_cast<float *>(sums + part.panels * run.y_panel_stride);
+    memset(sums, 0, part.panels * PANEL * (a.tokens + 1) * sizeof *sums);
+    for (int64_t at = slice * panels / job.slices, some; at < end; at += some) {
+        const int64_t unit = at / part.panels, panel = at % part.panels, left = part.panels - panel;
+        some = end - at < left ? end - at : left;
+        run.inputs = inputs_of_unit(a.inputs, unit);
+        run.unit_nbytes = unit * quantised_nbytes(w.rows_per_unit);
+        run.sums = sums + panel * run.y_panel_stride;
+        run.squares = squares + panel * PANEL;
+        run_panels(job, w, run, w.data + unit * w.unit_nbytes, panel, some * PANEL);
+    }
+}
+
+// The sums of all slices, for the panels [first, last).
+void add_slices(const Job &job, int64_t first, int64_t last) {
+    const Job::Part &part = job.parts[0];
+    const Activations &a = *job.activations;
+    const Outputs outputs(job, part.weight, first, last);
+    const int64_t slice = part.panels * PANEL * (a.tokens + 1), count = (last - first) * outputs.stride;
+    int32_t *const sums = job.sums + first * outputs.stride;
+    float *const squares = reinterpret_cast<float *>(job.sums + part.panels * outputs.stride) + first * PANEL;
+    for (int64_t i = 1; i < job.slices; i++) {
+        for (int64_t j = 0; j < count; j++)  // around, as kernels add: `fits` says whether that happened
+            sums[j] = static_cast<int32_t>(static_cast<uint32_t>(sums[j]) + static_cast<uint32_t>(sums[i * slice + j]));
+        for (int64_t j = 0; j < (last - first) * PANEL; j++) squares[j] += squares[i * slice + j];
+    }
+    if (!all_within(squares, (last - first) * PANEL, job.most_squares)) job.fits = false;
+    outputs.copy(sums, a.tokens, static_cast<int32_t *>(part.weight.y));
 }
 
 // To the nearest integer, halves to even, as all kernels do it. Above 2^23 an f32 is an integer; below, adding that leaves no
@@ -235,6 +274,7 @@ void compute_panels(const void *context, int64_t index) {
     const PanelRun run{part.weight.format, nullptr, 1,     0,       0,       0, a.to, a.tile_nbytes(), 0, a.tokens, nullptr,
                        stride,  PANEL, nullptr, nullptr, 0, false,
                        a.fetches->ahead(part.weight.format, a.tokens)};
+    if (job.slices) return contract_slice(job, part, run, index, part.panels * units_of(a.inputs));
     (!part.transposed ? project_piece : job.wide_sums ? contract_wide_piece : contract_piece)(job, part, run, first, last);
 }
 
@@ -243,13 +283,6 @@ int64_t panels_of(const PanelWeight &w, bool transposed, int64_t unit_panels) {
     const int64_t units = (w.rows + w.rows_per_unit - 1) / w.rows_per_unit;
     const int64_t last = w.rows - (units - 1) * w.rows_per_unit;
     return (units - 1) * unit_panels + (last + PANEL - 1) / PANEL;
-}
-
-// Into which a product is cut for so many threads.
-int64_t pieces_for(int64_t threads, int64_t tiles, bool transposed) {
-    if (!transposed) return threads * PROJECT_PIECES;
-    if (tiles > 1) return threads * CONTRACT_PIECES;
-    return threads > 1 ? threads * READING_PIECES : 1;
 }
 
 int64_t filled_outputs(int64_t outputs) { return (outputs + PANEL - 1) / PANEL * PANEL; }
@@ -269,7 +302,10 @@ TPIEDGE_STATUS make_room(Context &context, Job &job, const Activations &a, const
         job.squares = context.sums.of<float>(count);
         return job.wide_sums && job.squares ? DONE : NO_MEMORY;
     }
-    job.sums = context.sums.of<int32_t>(count + a.tiles() * filled_outputs(w.cols));
+    const int64_t numbers = count + a.tiles() * filled_outputs(w.cols), threads = context.pool.threads();
+    const int64_t slices = a.tiles() > 1 ? 0 : threads > 1 ? threads * SLICES : 1;
+    if (slices * numbers * static_cast<int64_t>(sizeof(int32_t)) <= SUMS_BYTES) job.slices = slices;
+    job.sums = context.sums.of<int32_t>(numbers * (job.slices ? job.slices : 1));
     job.squares = reinterpret_cast<float *>(job.sums + count);
     job.most_squares = squares_within(w.most, units_of(a.inputs));
     return job.sums ? DONE : NO_MEMORY;
@@ -300,12 +336,15 @@ TPIEDGE_STATUS multiply(Context &context, Activations &a, const PanelWeight *wei
         job.parts[job.count++] = Job::Part{w, transposed, per_unit, panels_of(w, transposed, per_unit), 0};
         panels += job.parts[i].panels;
     }
-    job.piece = tpiedge::piece_of(panels, 1, pieces_for(context.pool.threads(), a.tiles(), transposed));
+    job.piece = tpiedge::piece_of(panels, 1, context.pool.threads() * (transposed ? CONTRACT_PIECES : PROJECT_PIECES));
     for (int i = 0; i < job.count; i++) {
         job.parts[i].first_piece = job.pieces;
         job.pieces += (job.parts[i].panels + job.piece - 1) / job.piece;
     }
-    context.pool.run(compute_panels, &job, job.pieces);
+    context.pool.run(compute_panels, &job, job.slices ? job.slices : job.pieces);
+    if (job.slices)
+        tpiedge::share_rows(context.pool, panels, job.slices * PANEL * (a.tokens + 1),
+                            [&](int64_t first, int64_t last) { add_slices(job, first, last); });
     for (int i = 0; i < job.count; i++) add_bias(context, job.parts[i].weight, a.tokens);
     return job.fits ? DONE : TOO_LARGE;
 }

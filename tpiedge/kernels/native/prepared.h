@@ -16,6 +16,11 @@ constexpr bool has_minimums(int64_t format) {
 }
 constexpr bool codes_as_stored(int64_t format) { return bits_of(format) == 4 && !has_table(format); }
 
+// What a code is more than what it stands for; with tables, what an entry is.
+constexpr int offset_of(int64_t format) {
+    return has_table(format) ? 128 : format == Q6_K ? 32 : format == Q5_0 ? 16 : 0;
+}
+
 constexpr int64_t PREPARED_INPUTS = 8 * GROUP;
 
 // Of up to eight groups of a panel: what is added to y is scales * dx * (sum of v * q) + minimums * dx * (sum of q).
