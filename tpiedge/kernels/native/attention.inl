@@ -13,8 +13,9 @@ using tpiedge::Attention;
 using tpiedge::MAX_HEAD_WIDTH;
 
 constexpr int KEYS = 64;         // of a block: its keys and values stay in the L1 or L2 cache
-constexpr int64_t LINE_FLOATS = 16;
 constexpr int KEYS_AT_ONCE = 4;  // as many as V::sum4 sums; V::KEYS of them share a reading of the query
+// From one row of results to the next: a line more than a power of two, so that rows do not share a set of the L1 cache.
+constexpr int64_t OUT_WIDTH = MAX_HEAD_WIDTH + 16;
 
 // A run of keys or values as one query after the other reads them: rows of W numbers, or of codes.
 template <class V, class W>
@@ -59,8 +60,7 @@ struct Online {
     float sum[ATTENTION_ROWS];
     float kept[ATTENTION_ROWS];          // what the earlier blocks' sums are multiplied with
     float weight[ATTENTION_ROWS][KEYS];  // of the present block: products with its keys, then e^(score - highest)
-    float *out[ATTENTION_ROWS];  // of `numbers`, as close as whole lines are
-    alignas(64) float numbers[ATTENTION_ROWS * MAX_HEAD_WIDTH];
+    alignas(64) float out[ATTENTION_ROWS][OUT_WIDTH];
 
     // Of `count` queries from the first on: whether they see the same keys.
     bool alike(int first, int count) const {
@@ -179,7 +179,7 @@ inline float soften(float *weight, const Attention &a, int low, int high, float 
 
 template <class V, class W, int ROWS, int VECTORS, bool SOME>
 inline void mix_tile(const float (*weight)[KEYS], const float *kept, const Run<V, W> &v, int first, int last, int some,
-                     float *const *out, int64_t from, int64_t col, Ahead &ahead) {
+                     float (*out)[OUT_WIDTH], int64_t from, int64_t col, Ahead &ahead) {
     typename V::Reg acc[ROWS][VECTORS];
     for (int h = 0; h < ROWS; h++)
         for (int i = 0; i < VECTORS; i++)
@@ -206,7 +206,7 @@ inline void mix_tile(const float (*weight)[KEYS], const float *kept, const Run<V
 // out = kept * out + weight * v, of the columns [from, from + v.width) of out.
 template <class V, class W, int ROWS>
 inline void mix_columns(const float (*weight)[KEYS], const float *kept, const Run<V, W> &v, int first, int last,
-                        float *const *out, int64_t from, Ahead &ahead) {
+                        float (*out)[OUT_WIDTH], int64_t from, Ahead &ahead) {
     int64_t c = 0;
     for (; c + V::VECTORS * V::lanes <= v.width; c += V::VECTORS * V::lanes)
         mix_tile<V, W, ROWS, V::VECTORS, false>(weight, kept, v, first, last, V::lanes, out, from, c, ahead);
@@ -219,7 +219,7 @@ inline void mix_columns(const float (*weight)[KEYS], const float *kept, const Ru
 // Of codes: `VECTORS` from the i-th number of a whole group on.
 template <class V, class W, int ROWS, int VECTORS>
 inline void mix_group(const float (*weight)[KEYS], const float *kept, const Run<V, W> &v, int first, int last,
-                      float *const *out, int64_t group, int i, Ahead &ahead) {
+                      float (*out)[OUT_WIDTH], int64_t group, int i, Ahead &ahead) {
     const int64_t col = group * KV_GROUP + i;
     typename V::Reg acc[ROWS][VECTORS];
     for (int h = 0; h < ROWS; h++)
@@ -241,7 +241,7 @@ inline void mix_group(const float (*weight)[KEYS], const float *kept, const Run<
 
 template <class V, class W, int ROWS>
 inline void mix(const float (*weight)[KEYS], const float *kept, const Run<V, W> &v, int first, int last,
-                float *const *out, Ahead &ahead) {
+                float (*out)[OUT_WIDTH], Ahead &ahead) {
     if constexpr (!CODES<W>) {
         mix_columns<V, W, ROWS>(weight, kept, v, first, last, out, 0, ahead);
     } else {
@@ -300,7 +300,6 @@ template <class V, class W>
 void attend(const Attention &a, const Span &span, int64_t token, int64_t tokens, int64_t kv_head, int64_t first,
             int64_t heads) {
     const int64_t width = a.layout.width, stride = a.layout.row_bytes;
-    const int64_t row = (width + LINE_FLOATS - 1) / LINE_FLOATS * LINE_FLOATS;
     const int rows = static_cast<int>(tokens * heads);
     Online online;
     float scratch[KEYS * MAX_HEAD_WIDTH];
@@ -308,7 +307,6 @@ void attend(const Attention &a, const Span &span, int64_t token, int64_t tokens,
         online.q[r] = a.q + ((span.row + token + r / heads) * a.heads + first + r % heads) * width;
         online.highest[r] = -INFINITY;
         online.sum[r] = 0.0f;
-        online.out[r] = online.numbers + r * row;
         memset(online.out[r], 0, width * sizeof(float));
     }
     const int64_t position = span.start + token, last = position + tokens;
