@@ -2,7 +2,7 @@
 
     .venv/bin/python -m tools.converse [MODEL] [--minutes 10] [--conversations 16] [--workers 1] [--json FILE]
 
-MODEL has a chat template: the demo model, or tools/fetch_smollm2.py's. Clients stream chats from a master and workers
+MODEL has a chat template: the demo model, or tools/fetch_model.py's. Clients stream chats from a master and workers
 on loopback, share beginnings, draw or are greedy, and sometimes leave in the middle. Then a master without workers and
 drafts answers the same requests, one at a time, in another order. Texts, log probabilities and finish reasons must be
 equal bit by bit. Exit status 1 where one is not. Linux.

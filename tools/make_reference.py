@@ -110,7 +110,7 @@ def families() -> str:
         if family := getattr(found, "FAMILY", None):
             types = ", ".join(f"`{name}`" for name in (family.model_type, *family.wrappers))
             title = (found.__doc__ or "").splitlines()[0].removesuffix(".")
-            rows.append(f"| {title} | {types} | {f'`{family.gguf}`' if family.gguf else 'no'} |")
+            rows.append(f"| {title} | {types} | {f'`{family.gguf.architecture}`' if family.gguf else 'no'} |")
     return "\n".join(["| models | `model_type` | GGUF files |", "|---|---|---|", *rows, ""])
 
 

@@ -2,7 +2,7 @@
 
     .venv/bin/python tools/record_acceptance.py MODEL [--out tools/traces]
 
-MODEL is that of `tools/fetch_smollm2.py`. Two greedy answers: "rewrite" copies a text of 145 words, with "painter"
+MODEL is that of `tools/fetch_model.py`. Two greedy answers: "rewrite" copies a text of 145 words, with "painter"
 forced for "keeper", which so small a model forgets; "story" has a repetition penalty and copies nothing. A trace is
 JSON with token ids of prompt and answer, renumbered by first occurrence, as drafts depend on equality alone. Printed:
 tokens that the prompt lookup guesses.

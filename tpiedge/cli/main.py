@@ -29,7 +29,7 @@ VERBS = {
     ),
     "import-gguf": (
         "cli.pack:import_gguf",
-        "Convert a Llama or Qwen model in a GGUF FILE to a pack, with its tokenizer.",
+        "Convert a model in a GGUF FILE to a pack, with its tokenizer.",
     ),
     "bench": (
         "lab.verbs.bench:bench",

@@ -146,7 +146,7 @@ def _pack_preset(
 def import_gguf(
     file: Path, out: Path | None, precision: str | None, name: str | None, cache: Path | None, **flags: bool
 ) -> None:
-    """Convert a Llama or Qwen model in a GGUF FILE to a pack, with its tokenizer.
+    """Convert a model in a GGUF FILE to a pack, with its tokenizer.
 
     Without --precision, every matrix keeps its type. These are rounded to q8, and the command says so: types that
     kernels lack (Q2_K, Q3_K, IQ4_XS), row-parallel matrices whose heads cut blocks, and, beside quantised layers, F32,

@@ -74,6 +74,9 @@ class BlockTensor(msgspec.Struct, frozen=True):
         per_block, block_nbytes = BLOCKS[self.kind]
         return self.shape[-1] // per_block * block_nbytes
 
+    def shifted(self, shift: float) -> "BlockTensor":
+        return ShiftedTensor(self.kind, self.shape, self.file, self.offset, self.paired, shift)
+
     def read(self, files: OpenFiles, rows: range, cols: range) -> Array:
         if len(self.shape) == 1:
             _, raw = self._stored(files, range(1), range(self.shape[0]))
@@ -116,6 +119,25 @@ class BlockTensor(msgspec.Struct, frozen=True):
         half, pair = np.divmod(wanted % self.paired, self.paired // 2)
         stored: Array = wanted // self.paired * self.paired + 2 * pair + half
         return stored
+
+
+class ShiftedTensor(BlockTensor, frozen=True):
+    """A vector that is stored as f32(w + shift), read as f32 w.
+
+    w + shift in f32 is the stored number again, if that is from shift / 2 to 2**24 or was made of a bf16 w.
+    """
+
+    shift: float = 0.0
+
+    @property
+    def dtype(self) -> SourceDtype:
+        return "F32"
+
+    def read(self, files: OpenFiles, rows: range, cols: range) -> Array:
+        stored = super().read(files, rows, cols)
+        values = f32_from_bf16(stored) if self.kind == "BF16" else stored.astype(np.float32)
+        shifted: Array = values - np.float32(self.shift)
+        return shifted
 
 
 def _decoded(kind: str, raw_RB: Array) -> Array:
@@ -332,5 +354,5 @@ def tensor_from_json(value: Any) -> StoredTensor:
     if isinstance(value, dict) and "rows_of" in value:
         return TensorRows(tensor_from_json(value["rows_of"]), int(value["first"]), tuple(value["shape"]))
     if isinstance(value, dict):
-        kind = BlockTensor if "blocks" in value else Int4Tensor
+        kind = ShiftedTensor if "shift" in value else BlockTensor if "blocks" in value else Int4Tensor
     return msgspec.convert(value, kind, dec_hook=lambda path, text: path(text))

@@ -70,8 +70,13 @@ class TinyGguf:
             if self.architecture == "qwen2":
                 sizes = {"attn_q": queries, "attn_k": keys, "attn_v": keys}
                 part |= {f"{name}.bias": vector(size) for name, size in sizes.items()}
-            if self.architecture == "qwen3":
+            if self.architecture in ("qwen3", "gemma3"):
                 part |= {f"{name}.weight": vector(self.head_dim) for name in ("attn_q_norm", "attn_k_norm")}
+            if self.architecture == "gemma3":
+                part |= {f"post_{name}_norm.weight": vector(self.hidden) for name in ("attention", "ffw")}
+            if self.architecture == "phi3":
+                part["attn_qkv.weight"] = np.vstack([part.pop(f"attn_{name}.weight") for name in "qkv"])
+                part["ffn_up.weight"] = np.vstack([part.pop("ffn_gate.weight"), part["ffn_up.weight"]])
             found |= {f"blk.{layer}.{name}": value for name, value in part.items()}
         found |= self.extra
         return {name: value for name, value in found.items() if name not in self.without}
@@ -101,7 +106,7 @@ class TinyGguf:
 
     def _kind(self, name: str, values: Array) -> str:
         if values.ndim == 1:
-            return "F32" if name == "rope_freqs.weight" else self.vector_kind
+            return "F32" if name.startswith("rope_") else self.vector_kind
         matching = [part for part in self.kinds if name.startswith(part) or f".{part}" in name]
         return self.kinds[max(matching, key=len)]
 

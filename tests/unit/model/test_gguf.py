@@ -1,5 +1,6 @@
 """GGUF files imported: the same numbers as the `gguf` package reads, and nothing lost on the way into a pack."""
 
+import json
 import os
 from collections.abc import Callable, Mapping
 from contextlib import closing
@@ -8,23 +9,27 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 from safetensors.torch import load_file
 
 from tests.unit.model.gguf_files import TinyGguf, dequantised, paired_back
+from tools.fetch_model import FOLDER, MODELS
 from tpiedge.errors import UserError
-from tpiedge.model.gguf.model import GgufModel, gguf_name
+from tpiedge.model.config import ModelConfig
+from tpiedge.model.gguf.model import GgufModel
 from tpiedge.model.quantisation import rounded_matrices
 from tpiedge.model.rotation import rope_frequencies
 from tpiedge.model.spec import model_spec
+from tpiedge.model.tokenizer import Tokenizer
 from tpiedge.pack.export import export_safetensors
 from tpiedge.pack.layout import Storage
 from tpiedge.pack.panel_writer import Quality, load_quality
-from tpiedge.pack.quantised import BLOCKS, BlockTensor
+from tpiedge.pack.quantised import BLOCKS, BlockTensor, tensor_from_json
 from tpiedge.pack.reader import Pack
-from tpiedge.pack.source import TensorSource
-from tpiedge.pack.specs import Precision
+from tpiedge.pack.source import TensorSource, tensor_to_json
+from tpiedge.pack.specs import Precision, whole_source
 from tpiedge.pack.writer import write_pack
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -32,14 +37,23 @@ Array = np.ndarray[Any, np.dtype[Any]]
 Q4, Q8, BF16, F32 = Precision.Q4, Precision.Q8, Precision.BF16, Precision.F32
 
 
+PAIRED = ["llama", "granite", "smollm3", "mistral3"]
+ARCHITECTURES = [*PAIRED, "qwen2", "qwen3", "gemma3", "phi3"]
+
+
 def checkpoint_numbers(path: Path, model: GgufModel) -> dict[str, Array]:
     """Checkpoint's name -> f32, by the package alone."""
-    found = dequantised(path)
-    numbers = {source: found[gguf_name(source)] for source in model.tensors}
-    if model.config.model_type == "llama":
-        for source, values in numbers.items():
-            if "q_proj" in source or "k_proj" in source:
-                numbers[source] = paired_back(values, model.config.head_dim)
+    found, architecture = dequantised(path), str(model.header.fields.raw("general.architecture"))
+    kind = gguf.MODEL_ARCH[architecture.upper()]
+    names = gguf.get_tensor_name_map(kind, model.config.num_layers)
+    numbers: dict[str, Array] = {}
+    for source in (whole_source(one)[0] for one in model.tensors):
+        values = found[names.get_name(source, (".weight", ".bias")) or ""]
+        if architecture in PAIRED and source.split(".")[-2] in ("q_proj", "k_proj"):
+            values = paired_back(values, model.config.head_dim)
+        if architecture == "gemma3" and source.endswith("norm.weight"):
+            values = values - np.float32(1)
+        numbers[source] = values
     return numbers
 
 
@@ -58,7 +72,7 @@ def losses(model: GgufModel, quality: Quality | None) -> list[str]:
     return [*rounded_matrices(model.tensors, model_spec(model.config), model.storage(None), quality)]
 
 
-@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize(("kind", "precision"), [("Q4_0", Q4), ("Q8_0", Q8), ("F16", F32), ("F32", F32)])
 def test_gguf_import_is_lossless(tmp_path: Path, architecture: str, kind: str, precision: Precision) -> None:
     tiny = TinyGguf(architecture, kinds={"": kind}, hidden=96, head_dim=64, heads=4, kv_heads=2, ffn=288)
@@ -94,6 +108,22 @@ def test_norms_inexact_in_bf16_stay_f32(tmp_path: Path, kind: str) -> None:
         np.testing.assert_array_equal(back[name], values, err_msg=name)
 
 
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16"])
+def test_norms_that_are_stored_with_one_added_are_read_without_it(tmp_path: Path, kind: str) -> None:
+    path = TinyGguf("gemma3", layers=1, vector_kind=kind).write(tmp_path / "f.gguf")
+    tensors, stored = GgufModel.open(path).tensors, dequantised(path)
+    with closing(TensorSource(tensors)) as source:
+        for name, other in (
+            ("post_feedforward_layernorm", "post_ffw_norm"),
+            ("self_attn.q_norm", "attn_q_norm"),
+        ):
+            tensor = tensors[f"model.layers.0.{name}.weight"]
+            values = source.read(f"model.layers.0.{name}.weight")[0]
+            assert (tensor.dtype, values.dtype) == ("F32", np.float32)
+            np.testing.assert_array_equal(values + np.float32(1), stored[f"blk.0.{other}.weight"])
+            assert tensor_from_json(json.loads(json.dumps(tensor_to_json(tensor, str)))) == tensor
+
+
 @pytest.mark.parametrize("scale", [0x7E00, 0x7C00])
 def test_non_finite_scale_is_refused(tmp_path: Path, scale: int) -> None:
     path = TinyGguf(layers=1).write(tmp_path / "f.gguf")
@@ -111,8 +141,6 @@ def test_non_finite_scale_is_refused(tmp_path: Path, scale: int) -> None:
 )
 def test_block_types_dequantise_like_gguf_package(tmp_path: Path, kind: str) -> None:
     """The package writes few of them: any bits are valid blocks."""
-    import gguf
-
     weights, nbytes = BLOCKS[kind]
     random = np.random.default_rng(2)
     raw = random.integers(0, 256, (12, 512 // weights * nbytes), np.uint8)
@@ -208,8 +236,104 @@ def test_config_is_read_from_gguf_keys(
     assert {name: attrgetter(name)(config) for name in expected} == expected
 
 
+_SIZES = {
+    "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 7, "num_attention_heads": 2,
+    "num_key_value_heads": 1, "head_dim": 32, "vocab_size": 300, "max_position_embeddings": 128, "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False, "bos_token_id": None, "eos_token_id": [],
+}  # fmt: skip
+_TURNS = np.array([1, 1.5, 2, 2.5, 3, 3.5, 4, 4.5, 5, 5.5, 6, 6.5], np.float32)
+_ROPE_FACTORS = {"rope_factors_short.weight": _TURNS, "rope_factors_long.weight": 2 * _TURNS}
+_YARN3 = {"type": "yarn", "factor": 4.0, "original_context_length": 32, "yarn_beta_fast": 16.0}
+
+#: Architecture, its keys and tensors beside the usual ones, and config.json of the checkpoint.
+CONFIGS: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
+    (
+        "gemma3",
+        {"attention.sliding_window": 16, "rope.freq_base": 1e6, "rope.scaling.type": "linear",
+         "rope.scaling.factor": 8.0, "final_logit_softcapping": 30.0},
+        {},
+        {"model_type": "gemma3_text", "sliding_window": 16, "rope_theta": 1e6, "rope_local_base_freq": 1e4,
+         "rope_scaling": {"rope_type": "linear", "factor": 8.0}, "query_pre_attn_scalar": 32,
+         "final_logit_softcapping": 30.0},
+    ),
+    (
+        "gemma3",
+        {"attention.sliding_window": 8, "attention.sliding_window_pattern": 2, "rope.freq_base_swa": 5000.0},
+        {},
+        {"model_type": "gemma3_text", "sliding_window": 8, "sliding_window_pattern": 2, "rope_theta": 1e4,
+         "rope_local_base_freq": 5000.0, "query_pre_attn_scalar": 32},
+    ),
+    ("gemma3", {}, {},
+     {"model_type": "gemma3_text", "sliding_window": None, "rope_theta": 1e4, "num_hidden_layers": 62, "head_dim": 16,
+      "query_pre_attn_scalar": 32}),
+    (
+        "granite",
+        {"attention.scale": 0.015625, "embedding_scale": 12.0, "residual_scale": 0.22, "logit_scale": 8.0},
+        {},
+        {"model_type": "granite", "attention_multiplier": 0.015625, "embedding_multiplier": 12,
+         "residual_multiplier": 0.22, "logits_scaling": 8},
+    ),
+    ("granite", {"logit_scale": 8.0}, {},
+     {"model_type": "granite", "attention_multiplier": 32**-0.5, "logits_scaling": 8}),
+    ("smollm3", {"rope.freq_base": 5e6}, {}, {"model_type": "smollm3", "rope_theta": 5e6}),
+    (
+        "mistral3",
+        {f"rope.scaling.{key}": value for key, value in _YARN3.items()}
+        | {"rope.scaling.yarn_log_multiplier": 1.0, "attention.temperature_scale": 0.1},
+        {},
+        {"model_type": "ministral3", "rope_parameters": {
+            "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32,
+            "beta_fast": 16.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1,
+        }},
+    ),
+    ("mistral3", {}, {}, {"model_type": "ministral3", "rope_parameters": {"rope_theta": 1e4, "mscale": 1.0}}),
+    (
+        "phi3",
+        {"rope.dimension_count": 24, "rope.scaling.original_context_length": 32, "attention.sliding_window": 0,
+         "rope.scaling.attn_factor": 1.1832159566199232},
+        _ROPE_FACTORS,
+        {"model_type": "phi3", "partial_rotary_factor": 0.75, "original_max_position_embeddings": 32,
+         "rope_scaling": {"type": "longrope", "attention_factor": 1.183216, "short_factor": _TURNS.tolist(),
+                          "long_factor": (2 * _TURNS).tolist()}},
+    ),
+    ("phi3", {"attention.sliding_window": 20, "rope.scaling.original_context_length": 128}, {},
+     {"model_type": "phi3", "sliding_window": 20, "original_max_position_embeddings": 128}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("architecture", "keys", "extra", "values"), CONFIGS)
+def test_config_of_architecture_equals_the_checkpoints(
+    tmp_path: Path, architecture: str, keys: dict[str, Any], extra: dict[str, Any], values: dict[str, Any]
+) -> None:
+    expected = ModelConfig.from_huggingface(_SIZES | values)
+    named = {f"{architecture}.{key}": value for key, value in keys.items()}
+    sizes = {"layers": expected.num_layers, "head_dim": expected.head_dim}
+    assert config_of(tmp_path, architecture=architecture, keys=named, extra=extra, **sizes) == expected
+
+
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"architecture": "gemma2"}, "the architecture is 'gemma2'; supported are llama, qwen2, qwen3"),
+    ({"architecture": "gemma2"}, "the architecture is 'gemma2'; supported are gemma3, granite, llama, "),
+    (
+        {"architecture": "gemma3", "keys": {"gemma3.attn_logit_softcapping": 50.0}},
+        "attn_logit_softcapping is set",
+    ),
+    ({"keys": {"llama.residual_scale": 0.5}}, "llama.residual_scale is set"),
+    ({"keys": {"llama.rope.scaling.yarn_log_multiplier": 0.5}}, "yarn_log_multiplier is set"),
+    ({"extra": _ROPE_FACTORS}, "rope_type is 'longrope'; supported are"),
+    (
+        {"architecture": "phi3", "extra": dict([*_ROPE_FACTORS.items()][:1])},
+        "rope_factors_long.weight is not one f32",
+    ),
+    ({"architecture": "phi3", "extra": _ROPE_FACTORS}, "has 12 numbers in short_factor for heads of 32"),
+    (
+        {"architecture": "phi3", "keys": {"phi3.attention.head_count": 3}},
+        "num_attention_heads|attn_qkv.weight has the shape",
+    ),
+    ({"architecture": "phi3", "keys": {"phi3.feed_forward_length": 80}}, "ffn_up.weight has the shape"),
+    (
+        {"architecture": "gemma3", "without": ("blk.0.post_ffw_norm.weight",)},
+        "post_ffw_norm.weight is missing",
+    ),
     ({"keys": {"split.count": 3}}, "is one part of several: give the first, whose name ends in -00001-of-"),
     ({"keys": {"llama.expert_count": 8}}, "mixture-of-experts"),
     ({"keys": {"llama.rope.dimension_count": 16}}, "rope.dimension_count is 16, not the numbers of a head"),
@@ -316,3 +440,25 @@ def test_split_file_with_wrong_parts_is_refused(
         change(parts)
     with pytest.raises(UserError, match=words):
         GgufModel.open(parts[given])
+
+
+def test_gemma_3_270m_keeps_every_number_and_text(tmp_path: Path) -> None:
+    path = FOLDER / MODELS["gemma3"].file
+    if not path.is_file():
+        pytest.skip(f"downloads: {path} is not there: python tools/fetch_model.py gemma3")
+    model = GgufModel.open(path)
+    assert (model.config.bos_id, model.config.eos_ids[:2], model.config.first.attention.window) == (
+        2,
+        (1, 106),
+        512,
+    )
+    back = packed(path, None, tmp_path)[1]
+    for name, values in checkpoint_numbers(path, model).items():
+        np.testing.assert_array_equal(back[name], values, err_msg=name)
+    for name, data in model.text()[0].items():
+        (tmp_path / name).write_bytes(data)
+    tokenizer = Tokenizer.open(tmp_path)
+    ids = [2, 818, 5279, 529, 7001, 563]
+    assert tokenizer.encode("The capital of France is") == ids
+    for text in ("<start_of_turn>user\n  Hi, naïve 世界 👩‍👧!\n\n\n\t<end_of_turn>\n", " a  b\u200b<table>½"):
+        assert tokenizer.decode(tokenizer.encode(text), skip_special=False) == f"<bos>{text}"

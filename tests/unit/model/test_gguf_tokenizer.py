@@ -80,6 +80,9 @@ SPLITS = [
     ("llama-bpe", "It'S 1234!\n\nA  b", ["It", "'S", " ", "123", "4", "!\n\n", "A", " ", " b"]),
     ("qwen2", "It'S 1234!\n\nA  b", ["It", "'S", " ", "1", "2", "3", "4", "!\n\n", "A", " ", " b"]),
     ("smollm", "It's 12!\n\nA", ["It", "'s", " ", "1", "2", "!", "\n", "\n", "A"]),
+    ("refact", "It's 12!\n\nA", ["It", "'s", " ", "1", "2", "!", "\n", "\n", "A"]),
+    ("dbrx", "It'S 1234!\n\nA", ["It", "'S", " ", "123", "4", "!\n\n", "A"]),
+    ("gpt-4o", "camelCase's A1234", ["camel", "Case's", " A", "123", "4"]),
     ("tekken", "camelCase A1", ["camel", "Case", " A", "1"]),
 ]
 
@@ -164,6 +167,20 @@ def test_sentencepiece_special_tokens_are_applied(tmp_path: Path, piece_keys: di
     plain = tokenizer_of(tmp_path, piece_keys | {"ggml.add_space_prefix": False, "ggml.add_bos_token": False})
     assert plain.encode("a") == [piece_keys["ggml.tokens"].index("a")]
     assert plain.decode(plain.encode(" a")) == " a"
+
+
+def test_user_defined_pieces_are_cut_out_before_merges(tmp_path: Path, piece_keys: dict[str, Any]) -> None:
+    """Gemma has such pieces for runs of spaces and of lines, the longest of which counts."""
+    tokens, cut = piece_keys["ggml.tokens"], ["  ", "   ", "\n", "\n\n", "\t"]
+    scores = np.append(piece_keys["ggml.scores"], np.zeros(len(cut), np.float32))
+    kinds = np.append(piece_keys["ggml.token_type"], np.full(len(cut), 4, np.int32))
+    changes = {"ggml.tokens": [*tokens, *cut], "ggml.scores": scores, "ggml.token_type": kinds}
+    tokenizer = tokenizer_of(tmp_path, piece_keys | changes | {"ggml.add_space_prefix": False})
+    pieces = ["an", "\n\n", "\n", "   ", "▁b", "\t", "  ", "a"]
+    ids = [[*tokens, *cut].index(piece) for piece in pieces]
+    text = "".join(pieces).replace("▁", " ")
+    assert tokenizer.encode(text, add_special=False) == ids
+    assert tokenizer.decode(ids) == text
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,21 @@ def plain(_config: ConfigFields) -> Factors:
 
 
 @dataclass(frozen=True)
+class Gguf:
+    """Tensors and keys that GGUF files of an architecture have beside those of Llama."""
+
+    architecture: str
+    #: Whether the files rotate neighbouring columns of queries and keys, not the halves of a head.
+    paired: bool = False
+    #: The checkpoint's name of a part -> the file's.
+    tensors: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    #: The file's key of a number, without the architecture -> config.json's. The number 0 is left out.
+    keys: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    #: Returns the fields of config.json that follow from the others.
+    more: Callable[[Mapping[str, Any]], Mapping[str, object]] = lambda _config: {}
+
+
+@dataclass(frozen=True)
 class Family:
     """`name`: the beginning of the names of its classes. `defaults`: what a missing key means; keys without a default
     are needed. For a bias, None means that config.json decides, by `attention_bias` and `mlp_bias`."""
@@ -73,10 +88,8 @@ class Family:
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: MappingProxyType({}))
     #: Names of a model with more than text, whose `text_config` is of this family.
     wrappers: tuple[str, ...] = ()
-    #: The architecture in GGUF files; "" if files of this family cannot be read.
-    gguf: str = ""
-    #: Whether these files rotate neighbouring columns of queries and keys, not the halves of a head.
-    gguf_paired: bool = False
+    #: None: GGUF files of this family cannot be read.
+    gguf: Gguf | None = None
 
 
 def window_size(config: ConfigFields, default: int | None = None) -> int | None:

@@ -1,11 +1,14 @@
 """Gemma 3 (text)."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from tpiedge.model.families.family import (
     Factors,
     Family,
+    Gguf,
     Ropes,
     Windows,
     cap,
@@ -60,6 +63,33 @@ _PRESETS = {
     ),
 }
 
+
+def _more(config: Mapping[str, Any]) -> Mapping[str, object]:
+    """Returns what llama.cpp does not read from a file."""
+    layers, columns = config["num_hidden_layers"], config["hidden_size"] // config["num_attention_heads"]
+    local = {"rope_type": "default", "rope_theta": config.get("rope_local_base_freq", 10_000.0)}
+    return {
+        "query_pre_attn_scalar": columns if layers == 62 else config["head_dim"],  # 62: Gemma 3 27B
+        "sliding_window": config.get("sliding_window"),
+        "rope_parameters": {"full_attention": config["rope_parameters"], "sliding_attention": local},
+    }
+
+
+_GGUF = Gguf(
+    "gemma3",
+    tensors={
+        "post_attention_layernorm": "post_attention_norm",
+        "pre_feedforward_layernorm": "ffn_norm",
+        "post_feedforward_layernorm": "post_ffw_norm",
+    },
+    keys={
+        "attention.sliding_window": "sliding_window",
+        "attention.sliding_window_pattern": "sliding_window_pattern",
+        "rope.freq_base_swa": "rope_local_base_freq",
+        "final_logit_softcapping": "final_logit_softcapping",
+    },
+    more=_more,
+)
 FAMILY = Family(
     "gemma3_text",
     "Gemma3",
@@ -86,4 +116,5 @@ FAMILY = Family(
     factors=_factors,
     wrappers=("gemma3",),
     presets=_PRESETS,
+    gguf=_GGUF,
 )

@@ -1,6 +1,6 @@
 """Granite 3 and 4 (dense)."""
 
-from tpiedge.model.families.family import Factors, Family, common, factor, shape
+from tpiedge.model.families.family import Factors, Family, Gguf, common, factor, shape
 from tpiedge.model.folder import ConfigFields
 
 
@@ -33,6 +33,20 @@ _PRESETS = {
     ),
 }
 
+_GGUF = Gguf(
+    "granite",
+    paired=True,
+    keys={
+        "embedding_scale": "embedding_multiplier",
+        "residual_scale": "residual_multiplier",
+        "attention.scale": "attention_multiplier",
+        "logit_scale": "logits_scaling",
+    },
+    more=lambda config: {
+        "attention_multiplier": config.get("attention_multiplier", config["head_dim"] ** -0.5)
+    },
+)
+
 FAMILY = Family(
     "granite",
     "Granite",
@@ -40,4 +54,5 @@ FAMILY = Family(
     mlp_bias=None,
     factors=_factors,
     presets=_PRESETS,
+    gguf=_GGUF,
 )

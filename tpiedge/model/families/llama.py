@@ -1,6 +1,6 @@
 """Llama 1 to 3, SmolLM2, Yi, TinyLlama, and others with Llama's layers."""
 
-from tpiedge.model.families.family import Family, common, shape
+from tpiedge.model.families.family import Family, Gguf, common, shape
 
 _LLAMA2 = common("Llama", 1e-5, 10000.0, bos_token_id=1, eos_token_id=2, torch_dtype="float16")
 _LLAMA3_SIZES = {"num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddings": 8192}
@@ -44,7 +44,6 @@ FAMILY = Family(
     "Llama",
     {"bos_token_id": 1, "eos_token_id": 2},
     mlp_bias=None,
-    gguf="llama",
-    gguf_paired=True,
     presets=_PRESETS,
+    gguf=Gguf("llama", paired=True),
 )

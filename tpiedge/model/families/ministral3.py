@@ -1,6 +1,9 @@
 """Ministral 3, whose scores grow beyond the original context."""
 
-from tpiedge.model.families.family import Factors, Family, Ropes, Windows, common, shape, window_size
+from collections.abc import Mapping
+from typing import Any
+
+from tpiedge.model.families.family import Factors, Family, Gguf, Ropes, Windows, common, shape, window_size
 from tpiedge.model.folder import ConfigFields
 from tpiedge.model.rope import RopeConfig
 
@@ -56,6 +59,23 @@ _PRESETS = {
     "ministral3-14b": shape(_MINISTRAL3, 5120, 16384, 40, *_SIZES, rope_theta=1e9),
 }
 
+
+def _more(config: Mapping[str, Any]) -> Mapping[str, object]:
+    usual = {
+        "mscale": 1.0,
+        _GROWTH: 0.0,
+        "original_max_position_embeddings": config["max_position_embeddings"],
+    }
+    given = {key: config[key] for key in ("mscale_all_dim", _GROWTH) if key in config}
+    return {"rope_parameters": usual | config["rope_parameters"] | given}
+
+
+_GGUF = Gguf(
+    "mistral3",
+    paired=True,
+    keys={"attention.temperature_scale": _GROWTH, "rope.scaling.yarn_log_multiplier": "mscale_all_dim"},
+    more=_more,
+)
 FAMILY = Family(
     "ministral3",
     "Ministral3",
@@ -77,4 +97,5 @@ FAMILY = Family(
     ropes=_ropes,
     factors=_factors,
     presets=_PRESETS,
+    gguf=_GGUF,
 )

@@ -1,6 +1,10 @@
 """Phi-3 and Phi-4-mini, within the context in which they were pretrained."""
 
-from tpiedge.model.families.family import Family, Ropes, Windows, common, shape, window_size
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from tpiedge.model.families.family import Family, Gguf, Ropes, Windows, common, shape, window_size
 from tpiedge.model.folder import ConfigFields
 from tpiedge.model.rope import RopeConfig
 
@@ -39,6 +43,23 @@ _PRESETS = {
     "phi4-14b": shape(_PHI4, 5120, 17920, 40, 40, 10, 100352, 16384, original_max_position_embeddings=16384),
 }
 
+
+def _more(config: Mapping[str, Any]) -> Mapping[str, object]:
+    key, width = "original_max_position_embeddings", config["head_dim"]
+    rotated = config.get("partial_rotary_factor", width)
+    part = rotated / width
+    return {
+        key: config["rope_parameters"].get(key, config["max_position_embeddings"]),
+        # The number of columns is rounded down.
+        "partial_rotary_factor": part if int(width * part) == rotated else math.nextafter(part, 1),
+    }
+
+
+_GGUF = Gguf(
+    "phi3",
+    keys={"attention.sliding_window": "sliding_window", "rope.dimension_count": "partial_rotary_factor"},
+    more=_more,
+)
 FAMILY = Family(
     "phi3",
     "Phi3",
@@ -54,4 +75,5 @@ FAMILY = Family(
     ropes=_ropes,
     fused=True,
     presets=_PRESETS,
+    gguf=_GGUF,
 )

@@ -1,6 +1,6 @@
 """Qwen 2 and 2.5."""
 
-from tpiedge.model.families.family import Family, chosen_windows, common, shape
+from tpiedge.model.families.family import Family, Gguf, chosen_windows, common, shape
 
 _QWEN25 = common("Qwen2", 1e-6, 1000000.0, True, bos_token_id=151643, eos_token_id=151643)
 
@@ -18,6 +18,6 @@ FAMILY = Family(
     attention_bias=False,
     qkv_bias=True,
     windows=chosen_windows,
-    gguf="qwen2",
     presets=_PRESETS,
+    gguf=Gguf("qwen2"),
 )

@@ -1,6 +1,6 @@
 """Qwen 3."""
 
-from tpiedge.model.families.family import Family, chosen_windows, common, shape
+from tpiedge.model.families.family import Family, Gguf, chosen_windows, common, shape
 
 _QWEN_ENDS = {"bos_token_id": 151643, "eos_token_id": 151645}
 _QWEN3_SIZES = {"head_dim": 128, "num_key_value_heads": 8, "vocab_size": 151936}
@@ -20,6 +20,6 @@ FAMILY = Family(
     {"num_key_value_heads": 32, "head_dim": 128},
     head_norms=True,
     windows=chosen_windows,
-    gguf="qwen3",
     presets=_PRESETS,
+    gguf=Gguf("qwen3"),
 )

@@ -1,6 +1,15 @@
 """SmolLM3, whose every fourth layer is not rotated."""
 
-from tpiedge.model.families.family import Family, Ropes, Windows, common, shape, typed_windows, window_size
+from tpiedge.model.families.family import (
+    Family,
+    Gguf,
+    Ropes,
+    Windows,
+    common,
+    shape,
+    typed_windows,
+    window_size,
+)
 from tpiedge.model.folder import ConfigFields
 from tpiedge.model.rope import RopeConfig
 
@@ -49,4 +58,5 @@ FAMILY = Family(
     windows=_windows,
     ropes=_ropes,
     presets=_PRESETS,
+    gguf=Gguf("smollm3", paired=True),
 )

@@ -4,12 +4,13 @@ import json
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tpiedge.errors import UserError
 from tpiedge.model.blocks import MAX_HEAD_DIM
 from tpiedge.model.config import POOLING_FILE, POOLING_FOLDER, pooling_config
 from tpiedge.model.families import FAMILIES
-from tpiedge.model.families.family import Family
+from tpiedge.model.families.family import Family, Gguf
 from tpiedge.model.folder import ConfigFields
 from tpiedge.model.gguf.file import GgufHeader
 from tpiedge.model.named_tokens import ending_ids
@@ -17,7 +18,9 @@ from tpiedge.model.rope import RopeConfig
 from tpiedge.model.rotation import rope_frequencies
 from tpiedge.sanitise import quote
 
-ARCHITECTURES: Mapping[str, Family] = {family.gguf: family for family in FAMILIES.values() if family.gguf}
+ARCHITECTURES: Mapping[str, tuple[Gguf, Family]] = {
+    family.gguf.architecture: (family.gguf, family) for family in FAMILIES.values() if family.gguf
+}
 _SAMPLING = {
     "temperature": "general.sampling.temp",
     "top_k": "general.sampling.top_k",
@@ -30,20 +33,26 @@ _MAX = 1 << 31
 _POOLINGS = ("", "mean", "cls", "last", "rank")  # by their numbers in the format
 # A file has only the divisors that Llama 3's rule gives: these pretraining contexts are tried.
 _LLAMA3_CONTEXTS = tuple(1 << power for power in (13, 12, 14, 11, 15, 16, 17, 10, 9, 8, 7, 6, 5))
-FREQUENCIES = "rope_freqs.weight"
+FREQUENCIES, LONGROPE = "rope_freqs.weight", ("rope_factors_short.weight", "rope_factors_long.weight")
+# Keys that change what a model computes. A family names those that it reads.
+_FACTORS = (
+    *("attention.scale", "logit_scale", "embedding_scale", "residual_scale", "attention.temperature_scale"),
+    *("attn_logit_softcapping", "final_logit_softcapping", "attention.clamp_kqv", "attention.max_alibi_bias"),
+    *(f"rope.scaling.{key}" for key in ("attn_factor", "yarn_attn_factor", "yarn_log_multiplier")),
+)
 
 
 def huggingface_config(header: GgufHeader) -> dict[str, object]:
     """Returns the object of a config.json."""
-    name = _architecture(header)
-    keys, family = header.fields, ARCHITECTURES[name]
+    name = architecture(header)
+    keys, (files, family) = header.fields, ARCHITECTURES[name]
 
     def size(key: str, default: int | None = None, most: int = _MAX) -> int:
         return keys.integer(f"{name}.{key}", 1, most, default)
 
     hidden, heads = size("embedding_length"), size("attention.head_count")
     head_dim = size("attention.key_length", max(1, hidden // heads), MAX_HEAD_DIM)
-    _refuse_unsupported(keys, name, head_dim)
+    _refuse_unsupported(header, files, head_dim)
     context = size("context_length")
     embedding = header.tensors.get("token_embd.weight")
     if embedding is None:
@@ -51,7 +60,7 @@ def huggingface_config(header: GgufHeader) -> dict[str, object]:
     rows = embedding.shape[0]
     ends = (*(named_id(header, end, rows) for end in _ENDS), *marked_end_ids(header))
     known = dict.fromkeys(token for token in ends if token is not None and token < rows)
-    return {
+    config: dict[str, object] = {
         "architectures": [f"{family.name}ForCausalLM"],
         "model_type": family.model_type,
         "hidden_size": hidden,
@@ -67,11 +76,15 @@ def huggingface_config(header: GgufHeader) -> dict[str, object]:
         "tie_word_embeddings": "output.weight" not in header.tensors,
         "attention_bias": "blk.0.attn_output.bias" in header.tensors,
         "mlp_bias": "blk.0.ffn_down.bias" in header.tensors,
-        "hidden_act": "silu",
+        family.activation_key: family.defaults.get(family.activation_key, "silu"),
         "bos_token_id": named_id(header, "bos", rows),
         "eos_token_id": list(known),
         "dtype": "bfloat16" if embedding.kind == "BF16" else "float32",
     }
+    for key, ours in files.keys.items():
+        if number := keys.optional_number(f"{name}.{key}", -_MAX, _MAX):  # 0 means unset
+            config[ours] = _single(number) if isinstance(keys.raw(f"{name}.{key}"), float) else int(number)
+    return {**config, **files.more(config)}
 
 
 def config_files(header: GgufHeader) -> dict[str, bytes]:
@@ -80,14 +93,14 @@ def config_files(header: GgufHeader) -> dict[str, bytes]:
     sampling = {name: header.fields.raw(key) for name, key in _SAMPLING.items()}
     if said := {name: value for name, value in sampling.items() if value is not None}:
         found["generation_config.json"] = said
-    kind = header.fields.integer(f"{_architecture(header)}.pooling_type", 0, _MAX, 0)
+    kind = header.fields.integer(f"{architecture(header)}.pooling_type", 0, _MAX, 0)
     if kind:
         pooling = _POOLINGS[kind] if kind < len(_POOLINGS) else f"pooling_type {kind}"
         found[f"{POOLING_FOLDER}/{POOLING_FILE}"] = pooling_config(pooling)
     return {name: json.dumps(values, indent=2).encode() for name, values in found.items()}
 
 
-def _architecture(header: GgufHeader) -> str:
+def architecture(header: GgufHeader) -> str:
     name = header.fields.raw("general.architecture")
     if not isinstance(name, str) or name not in ARCHITECTURES:
         raise UserError(
@@ -96,17 +109,20 @@ def _architecture(header: GgufHeader) -> str:
     return name
 
 
-def _refuse_unsupported(keys: ConfigFields, name: str, head_dim: int) -> None:
+def _refuse_unsupported(header: GgufHeader, files: Gguf, head_dim: int) -> None:
+    keys, name = header.fields, files.architecture
     if keys.optional_integer(f"{name}.expert_count", 0, _MAX):
         keys.refuse(
             f"{name}.expert_count", "is set: mixture-of-experts models are not supported, only dense ones"
         )
-    for key in (f"{name}.attention.value_length", f"{name}.rope.dimension_count"):
-        if keys.integer(key, 1, _MAX, head_dim) != head_dim:
-            keys.refuse(key, f"is {quote(keys.raw(key))}, not the numbers of a head ({head_dim})")
-    for key in (f"{name}.attention.scale", f"{name}.logit_scale", f"{name}.embedding_scale"):
-        if keys.optional_number(key, -_MAX, _MAX) not in (None, 0, 1):
-            keys.refuse(key, "is set, which is not supported")
+    for key in sorted({"attention.value_length", "rope.dimension_count"} - files.keys.keys()):
+        if keys.integer(f"{name}.{key}", 1, _MAX, head_dim) != head_dim:
+            found = quote(keys.raw(f"{name}.{key}"))
+            keys.refuse(f"{name}.{key}", f"is {found}, not the numbers of a head ({head_dim})")
+    for key in _FACTORS:
+        is_read = key in files.keys or (key == "rope.scaling.attn_factor" and LONGROPE[0] in header.tensors)
+        if not is_read and keys.optional_number(f"{name}.{key}", -_MAX, _MAX) not in (None, 0, 1):
+            keys.refuse(f"{name}.{key}", "is set, which is not supported")
 
 
 def _rope(header: GgufHeader, name: str, head_dim: int, context: int) -> dict[str, object]:
@@ -115,6 +131,8 @@ def _rope(header: GgufHeader, name: str, head_dim: int, context: int) -> dict[st
     is_plain = kind == "none" or (kind == "linear" and _linear_factor(keys, name) == 1)
     base = _single(keys.number(f"{name}.rope.freq_base", 1.0001, 1e12, 10000.0))
     theta: dict[str, object] = {"rope_theta": base}
+    if any(tensor in header.tensors for tensor in LONGROPE):
+        return theta | _longrope(header, name, context)
     rule = _llama3(header, base, head_dim)
     if is_plain:
         return theta | rule
@@ -127,9 +145,6 @@ def _rope(header: GgufHeader, name: str, head_dim: int, context: int) -> dict[st
     if kind != "yarn":
         keys.refuse(f"{scaling}.type", f"is {quote(kind)}; supported are none, linear, yarn")
     factor = _single(keys.number(f"{scaling}.factor", 1e-3, 1e6))
-    for key in ("attn_factor", "yarn_attn_factor", "yarn_log_multiplier"):
-        if keys.optional_number(f"{scaling}.{key}", -_MAX, _MAX) not in (None, 1):
-            keys.refuse(f"{scaling}.{key}", "is set, which is not supported")
     original = keys.integer(f"{scaling}.original_context_length", 1, _MAX, context)
     return theta | {
         "rope_type": kind,
@@ -152,11 +167,9 @@ def _llama3(header: GgufHeader, theta: float, head_dim: int) -> dict[str, object
     keys, tensor = header.fields, header.tensors.get(FREQUENCIES)
     if tensor is None:
         return {"rope_type": "default"}
-    if head_dim % 2 or tensor.kind != "F32" or tensor.shape != (head_dim // 2,):
+    divisors = _divisors(header, FREQUENCIES)
+    if head_dim % 2 or len(divisors) != head_dim // 2:
         keys.refuse(FREQUENCIES, "is not one f32 for each frequency of a head")
-    divisors = np.fromfile(tensor.file, np.dtype("<f4"), head_dim // 2, offset=tensor.offset)
-    if len(divisors) < head_dim // 2:
-        keys.refuse(FREQUENCIES, "is no longer there: the file became shorter while it was read")
     if np.all(divisors == 1):
         return {"rope_type": "default"}
     plain = rope_frequencies(RopeConfig("default", theta, 1, 1), head_dim)[0]
@@ -173,6 +186,30 @@ def _llama3(header: GgufHeader, theta: float, head_dim: int) -> dict[str, object
                 "original_max_position_embeddings": original,
             }
     keys.refuse(FREQUENCIES, "does not follow the rule of Llama 3, the only one that is supported")
+
+
+def _longrope(header: GgufHeader, name: str, context: int) -> dict[str, object]:
+    keys, scaling = header.fields, f"{name}.rope.scaling"
+    short, long = ([_single(value) for value in _divisors(header, tensor)] for tensor in LONGROPE)
+    factor = keys.optional_number(f"{scaling}.attn_factor", 1e-3, 1e3)
+    return {
+        "rope_type": "longrope",
+        "short_factor": short,
+        "long_factor": long,
+        "original_max_position_embeddings": keys.integer(
+            f"{scaling}.original_context_length", 1, _MAX, context
+        ),
+    } | ({} if factor is None else {"attention_factor": _single(factor)})
+
+
+def _divisors(header: GgufHeader, name: str) -> NDArray[np.float32]:
+    tensor = header.tensors.get(name)
+    if tensor is None or tensor.kind != "F32" or len(tensor.shape) > 1 or tensor.shape[0] > MAX_HEAD_DIM:
+        header.fields.refuse(name, "is not one f32 for each frequency of a head")
+    found = np.fromfile(tensor.file, np.dtype("<f4"), tensor.shape[0], offset=tensor.offset)
+    if len(found) < tensor.shape[0]:
+        header.fields.refuse(name, "is no longer there: the file became shorter while it was read")
+    return found
 
 
 def _single(value: float) -> float:

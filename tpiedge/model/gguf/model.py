@@ -12,8 +12,14 @@ import numpy as np
 from tpiedge.errors import UserError
 from tpiedge.model.blocks import Layer
 from tpiedge.model.config import ModelConfig
-from tpiedge.model.families import FAMILIES
-from tpiedge.model.gguf.config import FREQUENCIES, config_files, huggingface_config
+from tpiedge.model.gguf.config import (
+    ARCHITECTURES,
+    FREQUENCIES,
+    LONGROPE,
+    architecture,
+    config_files,
+    huggingface_config,
+)
 from tpiedge.model.gguf.file import GgufHeader, read_gguf_header
 from tpiedge.model.gguf.names import stem_of
 from tpiedge.model.gguf.tokenizer import text_files
@@ -22,7 +28,7 @@ from tpiedge.pack.dtypes import bf16_from_f32, f32_from_bf16
 from tpiedge.pack.layout import Storage
 from tpiedge.pack.quantised import FORMAT_OF, BlockTensor, holds_exactly
 from tpiedge.pack.source import TensorSource
-from tpiedge.pack.specs import CHOICES, MatrixSpec, Precision
+from tpiedge.pack.specs import CHOICES, MatrixSpec, Precision, whole_source
 
 _NUMBERS = {"BF16", "F16", "F32"}
 _BIASED = ("attn_q", "attn_output", "ffn_down")
@@ -60,7 +66,7 @@ class GgufModel:
         return stem_of(self.path.name)
 
     def text(self) -> tuple[dict[str, bytes], str | None]:
-        """Returns (file name -> content, why the tokenizer is missing or None). Takes up to 0.5 s."""
+        """Returns (file name -> content, why the tokenizer is missing or None). Takes 2 s for 262,144 tokens."""
         files, notice = text_files(self.header, self.config.vocab_size)
         return config_files(self.header) | files, notice
 
@@ -116,42 +122,56 @@ _INNER = {
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v",
+    "self_attn.qkv_proj": "attn_qkv",
     "self_attn.o_proj": "attn_output",
     "self_attn.q_norm": "attn_q_norm",
     "self_attn.k_norm": "attn_k_norm",
     "post_attention_layernorm": "ffn_norm",
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
+    "mlp.gate_up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
 # Queries and keys that are rotated in pairs of neighbouring columns; in checkpoints in the halves of a head.
 _PAIRED = re.compile(r"blk\.\d+\.attn_[qk]\.\w+")
 
 
-def gguf_name(source: str) -> str:
-    """Translates 'model.layers.3.mlp.up_proj.weight' to 'blk.3.ffn_up.weight'. Raises KeyError."""
+def gguf_name(source: str, own: Mapping[str, str] | None = None) -> str:
+    """Translates 'model.layers.3.mlp.up_proj.weight' to 'blk.3.ffn_up.weight'. `own`: an architecture's own names of
+    parts. Raises KeyError."""
     if source in _OUTER:
         return _OUTER[source]
     layer, _, inner = source.removeprefix("model.layers.").partition(".")
     name, _, kind = inner.rpartition(".")
-    return f"blk.{layer}.{_INNER[name]}.{kind}"
+    return f"blk.{layer}.{(own or {}).get(name) or _INNER[name]}.{kind}"
 
 
 def gguf_tensors(header: GgufHeader, config: ModelConfig) -> dict[str, BlockTensor]:
+    """Returns the tensors of the config's spec by their sources."""
+    files, _ = ARCHITECTURES[architecture(header)]
     found: dict[str, BlockTensor] = {}
-    known = {FREQUENCIES}
+    wanted: dict[str, tuple[int, ...]] = {}
     for source, shape in model_spec(config).source_shapes.items():
-        name = gguf_name(source)
+        whole, rows = whole_source(source)
+        name = gguf_name(whole, files.tensors)
         tensor = header.tensors.get(name)
         if tensor is None:
             raise UserError(f"{header.path}: the tensor {name} is missing; download the file again")
-        if tensor.shape != shape:
-            shapes = f"the shape {tensor.shape}, the keys ask for {shape}"
-            raise UserError(f"{header.path}: the tensor {name} has {shapes}")
-        if FAMILIES[config.model_type].gguf_paired and _PAIRED.fullmatch(name):
+        wanted[name] = shape
+        if rows is not None:
+            wanted[name] = (rows.stop, *shape[1:])
+            place = tensor.offset + rows.start * tensor.row_nbytes
+            tensor = msgspec.structs.replace(tensor, shape=shape, offset=place)
+        if files.paired and _PAIRED.fullmatch(name):
             tensor = msgspec.structs.replace(tensor, paired=config.head_dim)
+        if config.norm_offset and source.endswith("norm.weight"):
+            tensor = tensor.shifted(config.norm_offset)
         found[source] = tensor
-        known.add(name)
+    for name, shape in wanted.items():
+        if header.tensors[name].shape != shape:
+            shapes = f"the shape {header.tensors[name].shape}, the keys ask for {shape}"
+            raise UserError(f"{header.path}: the tensor {name} has {shapes}")
+    known = {*wanted, FREQUENCIES, *LONGROPE}
     left = [name for name in header.tensors if name not in known]
     if left:
         raise UserError(

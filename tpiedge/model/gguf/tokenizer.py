@@ -25,10 +25,11 @@ _MAX_LETTERS = 8_000_000
 
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _CASED_WORDS = (
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
-    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
-    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+%s"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*%s"
+    r"|%s| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_ENDING = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
 
 
 @dataclass(frozen=True)
@@ -47,9 +48,11 @@ _QWEN2 = _Cut(_WORDS % r"\p{N}", normaliser="NFC")
 _CUTS = {
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3"), _LLAMA3),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), _QWEN2),
-    "smollm": _Cut(digits=True),
+    **dict.fromkeys(("dbrx", "smaug-bpe"), _Cut(_WORDS % r"\p{N}{1,3}")),
+    **dict.fromkeys(("smollm", "refact", "starcoder"), _Cut(digits=True)),
     "gpt-2": _Cut(),
-    "tekken": _Cut(_CASED_WORDS, whole_words=True, adds_bos=True),
+    "gpt-4o": _Cut(_CASED_WORDS % (_ENDING, _ENDING, r"\p{N}{1,3}")),
+    "tekken": _Cut(_CASED_WORDS % ("", "", r"\p{N}"), whole_words=True, adds_bos=True),
 }
 
 
