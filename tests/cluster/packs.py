@@ -7,6 +7,7 @@ import pytest
 
 from tests.reference import Reference
 from tpiedge.model.checkpoint import Checkpoint
+from tpiedge.model.config import ModelConfig
 from tpiedge.model.spec import model_spec
 from tpiedge.pack.share import NodeShare
 from tpiedge.pack.source import TensorSource
@@ -47,7 +48,11 @@ def split(reference: Reference, shares: str) -> tuple[NodeShare, ...]:
 
 
 def shares_of(folder: Path, shares: str) -> tuple[NodeShare, ...]:
-    config = Checkpoint.open(folder).config
-    shape = LayerShape(config.num_heads, config.num_kv_heads, -(-config.intermediate_size // 128))
+    return split_of(Checkpoint.open(folder).config, shares)
+
+
+def split_of(config: ModelConfig, shares: str) -> tuple[NodeShare, ...]:
+    kv_heads = min(layer.attention.kv_heads for layer in config.layers)
+    shape = LayerShape(config.num_heads, kv_heads, -(-config.intermediate_size // 128))
     weights: tuple[ShareWeight, ...] = parse_shares(shares, shares.count(",") + 1)
     return partition(shape, weights)

@@ -8,14 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.cluster.packs import Packs, References, split
+from tests.cluster.packs import Packs, References, split_of
 from tests.fakes.cluster import InProcessCluster
-from tests.reference import Reference
 from tpiedge.collectives.communicator import Tag
 from tpiedge.engine import kv_transfer
 from tpiedge.errors import Misconduct
-from tpiedge.kernels.kv_format import KVFormat
-from tpiedge.model.checkpoint import Checkpoint
+from tpiedge.kernels.kv_format import KVFormat, page_positions
 from tpiedge.model.spec import config_of_pack
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.share import NodeShare, kv_share
@@ -44,8 +42,7 @@ CHANGES = {
 }
 
 
-def requests(reference: Reference) -> list[GenerationRequest]:
-    ids = tuple(reference.prompt_ids)
+def requests(ids: tuple[int, ...]) -> list[GenerationRequest]:
     long = (ids * (LONG // len(ids) + 1))[:LONG]
     drawn = Sampling(1.0, 40, 0.9, seed=7)
     return [
@@ -75,18 +72,18 @@ def play(
 
 
 class Change:
-    def __init__(self, reference: Reference, pack: Path, change: str, folder: Path) -> None:
+    def __init__(self, pack: Path, change: str, folder: Path) -> None:
+        config = config_of_pack(Pack.open(pack))
         self.private = not Pack.open(pack).precision.quantised
         before, machines, after, machines_after = CHANGES[change]
         self._pack = pack
-        self._before, self._after = split(reference, before), split(reference, after)
+        self._before, self._after = split_of(config, before), split_of(config, after)
         self.folders = {name: folder / (name or "master") for name in {*machines, *machines_after}}
         self._machines, self._machines_after = machines, machines_after
-        group = Checkpoint.open(reference.folder).config.group_size
 
         def holders(names: Sequence[str], shares: Sequence[NodeShare]) -> list[KVHolder]:
             pairs = zip(names, shares, strict=True)
-            return [KVHolder(name, kv_share(share.attention, group)) for name, share in pairs]
+            return [KVHolder(name, kv_share(share.attention, config.group_size)) for name, share in pairs]
 
         self.moves: KVMoves = plan_moves(
             holders(machines, self._before), holders(machines_after, self._after)
@@ -125,20 +122,44 @@ class Change:
         )
 
 
-def page_of(pack: Path, precision: Precision | None) -> int:
-    width = config_of_pack(Pack.open(pack)).head_dim
-    size = KVFormat("f32" if precision is None else "bf16", width).page_positions
+def page_of(pack: Path) -> int:
+    opened = Pack.open(pack)
+    formats = [
+        KVFormat("bf16" if opened.precision.quantised else "f32", layer.attention.width)
+        for layer in config_of_pack(opened).layers
+        if layer.attention.keys_of is None
+    ]
+    size = page_positions(formats)
     return LONG // size * size
 
 
-def undisturbed(reference: Reference, pack: Path) -> dict[str, list[int]]:
-    with InProcessCluster(pack, split(reference, "1"), capacity_tokens=512, sequences=3) as cluster:
-        return play(cluster, requests(reference))
+def undisturbed(ids: tuple[int, ...], pack: Path) -> dict[str, list[int]]:
+    shares = split_of(config_of_pack(Pack.open(pack)), "1")
+    with InProcessCluster(pack, shares, capacity_tokens=512, sequences=3) as cluster:
+        return play(cluster, requests(ids))
 
 
-def going_on(reference: Reference, told: dict[str, list[int]]) -> list[GenerationRequest]:
-    submitted = requests(reference)
+def going_on(ids: tuple[int, ...], told: dict[str, list[int]]) -> list[GenerationRequest]:
+    submitted = requests(ids)
     return [replace(one, answer_ids=tuple(told[one.id])) for one in submitted if len(told[one.id]) < TOKENS]
+
+
+def assert_continued(ids: tuple[int, ...], pack: Path, change: str, steps: int, folder: Path) -> None:
+    changed = Change(pack, change, folder)
+    with changed.old() as cluster:
+        told = play(cluster, requests(ids), steps)
+        pages, why = cluster.save(changed.halt)
+        before = cluster.computed
+    assert not why
+    assert pages
+    with changed.new(pages) as cluster:
+        after = play(cluster, going_on(ids, told))
+        computed = cluster.computed
+    assert {**told, **after} == undisturbed(ids, pack)
+    # In f32 keys and values show who computed them, so that only their own request has them in another cluster.
+    shared = 0 if changed.private and steps == 1 else page_of(pack)
+    assert before + computed == sum(len(one.prompt_ids) + TOKENS - 1 for one in requests(ids)) - shared
+    assert not changed.snapshots
 
 
 @pytest.mark.parametrize(
@@ -155,21 +176,7 @@ def test_answers_continue_from_transferred_kv_pages(
 ):
     reference = references("qwen3")
     pack = packs(reference, precision)
-    changed = Change(reference, pack, change, tmp_path)
-    with changed.old() as cluster:
-        told = play(cluster, requests(reference), steps)
-        pages, why = cluster.save(changed.halt)
-        before = cluster.computed
-    assert not why
-    assert pages
-    with changed.new(pages) as cluster:
-        after = play(cluster, going_on(reference, told))
-        computed = cluster.computed
-    assert {**told, **after} == undisturbed(reference, pack)
-    # In f32 keys and values show who computed them, so that only their own request has them in another cluster.
-    shared = 0 if precision is None and steps == 1 else page_of(pack, precision)
-    assert before + computed == sum(len(one.prompt_ids) + TOKENS - 1 for one in requests(reference)) - shared
-    assert not changed.snapshots
+    assert_continued(reference.prompt_ids, pack, change, steps, tmp_path)
 
 
 @pytest.mark.parametrize("steps", [1, 9])
@@ -179,8 +186,8 @@ def test_transferred_kv_pages_stay_private_to_their_client(
 ):
     reference = references("qwen3")
     pack = packs(reference, Precision.Q4)
-    changed = Change(reference, pack, "a machine joins", tmp_path)
-    one, two, three = requests(reference)
+    changed = Change(pack, "a machine joins", tmp_path)
+    one, two, three = requests(reference.prompt_ids)
     submitted = [replace(one, scope="a"), replace(two, scope="b"), replace(three, scope="a")]
     with changed.old() as cluster:
         told = play(cluster, submitted, steps)
@@ -199,9 +206,9 @@ def test_transferred_kv_pages_stay_private_to_their_client(
             computed = cluster.computed
             play(cluster, [own])
             read.append(cluster.computed - computed)
-    assert {**told, **after} == undisturbed(reference, pack)
+    assert {**told, **after} == undisturbed(reference.prompt_ids, pack)
     every = len(later[0].prompt_ids) + TOKENS - 1
-    found = page_of(pack, Precision.Q4)
+    found = page_of(pack)
     assert read == [every - found, every - found, every]
 
 
@@ -227,27 +234,27 @@ def damage(change: Change, how: str) -> None:
 def test_damaged_kv_snapshots_are_recomputed(references: References, packs: Packs, tmp_path: Path, how: str):
     reference = references("qwen3")
     pack = packs(reference, Precision.Q4)
-    change = Change(reference, pack, "a machine joins", tmp_path)
+    change = Change(pack, "a machine joins", tmp_path)
     with change.old() as cluster:
-        told = play(cluster, requests(reference), 9)
+        told = play(cluster, requests(reference.prompt_ids), 9)
         pages, why = cluster.save(change.halt)
         assert not why
     damage(change, how)
-    submitted = going_on(reference, told)
+    submitted = going_on(reference.prompt_ids, told)
     with change.new(pages) as cluster:
         after = play(cluster, submitted)
         computed = cluster.computed
         assert cluster.leader.pages[0] == 0, "pages are held for nobody"
-    assert {**told, **after} == undisturbed(reference, pack)
+    assert {**told, **after} == undisturbed(reference.prompt_ids, pack)
     assert computed > LONG
 
 
 def test_kv_snapshots_never_repeat_a_ciphertext(references: References, packs: Packs, tmp_path: Path):
     reference = references("qwen3")
-    change = Change(reference, packs(reference, None), "a machine joins", tmp_path)
+    change = Change(packs(reference, None), "a machine joins", tmp_path)
     texts = []
     with change.old() as cluster:
-        play(cluster, requests(reference), 2)
+        play(cluster, requests(reference.prompt_ids), 2)
         for _ in range(2):
             assert not cluster.save(change.halt)[1]
             texts.append([path.read_bytes() for path in change.snapshots])
@@ -273,9 +280,9 @@ def test_node_with_malformed_kv_transfer_reply_is_named(
 
     monkeypatch.setattr(kv_transfer.KVTransfer, "_agreed", lying)
     reference = references("qwen3")
-    change = Change(reference, packs(reference, Precision.Q4), "a machine joins", tmp_path)
+    change = Change(packs(reference, Precision.Q4), "a machine joins", tmp_path)
     with change.old() as cluster:
-        play(cluster, requests(reference), 9)
+        play(cluster, requests(reference.prompt_ids), 9)
         with pytest.raises(Misconduct) as raised:
             cluster.save(change.halt)
     assert raised.value.rank == 1

@@ -27,7 +27,7 @@ from tpiedge.kernels.library import NATIVE_TOKENS
 from tpiedge.kernels.linear import Linear
 from tpiedge.kernels.panel_matrix import PanelMatrix
 from tpiedge.kernels.shared_library import MAX_HEAD_WIDTH
-from tpiedge.kv.cache import KVCache
+from tpiedge.kv.cache import KVCache, LayerKV
 from tpiedge.memory.sweep import Block
 from tpiedge.memory.weights import BlockWeights, NodeWeights
 from tpiedge.model.config import ModelConfig
@@ -35,7 +35,7 @@ from tpiedge.model.rope import RopeConfig
 from tpiedge.model.rotation import grown, rope_frequencies
 from tpiedge.pack.grids import Exponents
 from tpiedge.pack.layout import ATTENTION_MATRICES, FFN_MATRICES
-from tpiedge.pack.share import NodeShare, kv_share
+from tpiedge.pack.share import NodeShare, Share, kv_share
 from tpiedge.wire.data import Segment, StepPlan
 from tpiedge.wire.fields import KVPrecision
 
@@ -71,12 +71,29 @@ def _kept_tables(rope: RopeConfig, head_dim: int, block: int) -> tuple[Tensor, T
     return tables(positions, torch.from_numpy(inv_freq), scale)
 
 
+def _tables(rope: RopeConfig | None, width: int, segment: Segment) -> Iterator[tuple[Tensor, Tensor]]:
+    if rope is None:
+        yield torch.empty(segment.length, 0), torch.empty(segment.length, 0)
+        return
+    start, stop = segment.start, segment.start + segment.length
+    for block in range(start // _POSITIONS, (stop - 1) // _POSITIONS + 1):
+        cos_Pr, sin_Pr = _kept_tables(rope, width, block)
+        first = block * _POSITIONS
+        own = slice(max(start - first, 0), stop - first)
+        yield cos_Pr[own], sin_Pr[own]
+
+
 def kv_cache(
     config: ModelConfig, share: NodeShare, kv: KVPrecision, slots: int, capacity_tokens: int
 ) -> KVCache:
     """Makes a node's KV cache. Raises OutOfMemory."""
-    heads, stored = len(kv_share(share.attention, config.group_size)), KVFormat(kv, config.head_dim)
-    return KVCache(config.num_layers, heads, stored, slots=slots, capacity=capacity_tokens)
+    layers = [
+        LayerKV(len(kv_share(share.attention, one.group_size)), KVFormat(kv, one.width))
+        if one.keys_of is None
+        else one.keys_of
+        for one in (layer.attention for layer in config.layers)
+    ]
+    return KVCache(layers, slots=slots, capacity=capacity_tokens)
 
 
 class Engine:
@@ -104,13 +121,15 @@ class Engine:
         self._order = tuple(
             Block(layer, kind) for layer in range(config.num_layers) for kind in ("attention", "ffn")
         )
-        self._kv = kv_share(share.attention, config.group_size)
-        self._kv_of_head = kv_of_heads(share.attention.start, share.attention.stop, config.group_size)
+        groups = [layer.attention.group_size for layer in config.layers]
+        start, stop = share.attention.start, share.attention.stop
+        self._kv = [kv_share(share.attention, size) for size in groups]
+        self._kv_of_head = [kv_of_heads(start, stop, size) for size in groups]
         #: Grids of `o` and `down` of each layer; None unless products are in int8.
         self._grids: Sequence[tuple[Grid | None, Grid | None]] = [
             (Grid.among(o, communicator.size), Grid.among(down, communicator.size)) for o, down in grids
         ] or [(None, None)] * config.num_layers
-        self._rope_of = [config.ropes.index(layer.attention.rope) for layer in config.layers]
+        self._rotation_of = [config.rotations.index(layer.attention.rotation) for layer in config.layers]
         #: By layer: a block's weights and its native call. Streamed weights are new objects in every step.
         self._attentions: dict[int, tuple[BlockWeights, FusedAttention | None]] = {}
         self._ffns: dict[int, tuple[BlockWeights, FusedFFN | None]] = {}
@@ -143,11 +162,11 @@ class Engine:
 
     def _parts(self, x_TH: Tensor, plan: StepPlan) -> Sequence[_ChunkPart]:
         cuts = chunks(plan)
-        rotations = [self._rotation(rope, plan.segments) for rope in self.config.ropes]
+        rotations = [self._rotation(*kind, plan.segments) for kind in self.config.rotations]
         parts = []
         for rows, own in zip(ChunkRows.of(x_TH, cuts), cuts, strict=True):
             spans = [self.cache.span(one.slot, one.start, one.length) for one in segments_of(plan, own)]
-            of_chunk = Spans(spans, self.cache.format.page_positions)
+            of_chunk = Spans(spans, self.cache.page_positions)
             parts.append(_ChunkPart(rows, of_chunk, [rotation.of_tokens(own) for rotation in rotations]))
         return parts
 
@@ -216,25 +235,25 @@ class Engine:
     def _attention(self, part: _ChunkPart, weights: BlockWeights, layer: int) -> Tensor | None:
         if not len(self._share.attention):
             return None
-        rows, spans, rotation = part.rows, part.spans, part.rotations[self._rope_of[layer]]
+        rows, spans, rotation = part.rows, part.spans, part.rotations[self._rotation_of[layer]]
         fused = _kept(self._attentions, layer, weights, self._new_attention)
         if fused is not None:
             return fused.run(rows.x_CH, spans, *rotation)
         of_layer = self.config.layers[layer].attention
         h_CH = self._norm(rows.x_CH, weights, "attention_norm")
-        y_q, y_k, y_v = self.linear.project_many(h_CH, [weights.matrices[name] for name in ("q", "k", "v")])
-        q_Cnd = self._heads(y_q, weights, "q", self._share.attention.start, len(self._share.attention))
-        k_CKd = self._heads(y_k, weights, "k", self._kv.start, len(self._kv))
-        v_CKd = self._heads(y_v, weights, "v", self._kv.start, len(self._kv))
-        if of_layer.head_norms:
-            q_Cnd, k_CKd = self._norm(q_Cnd, weights, "q_norm"), self._norm(k_CKd, weights, "k_norm")
-        cos_Cr, sin_Cr, factor_C = rotation
-        q_Cnd = rope(q_Cnd, cos_Cr, sin_Cr, self.linear.pool, factor_C)
-        k_CKd = rope(k_CKd, cos_Cr, sin_Cr, self.linear.pool)
         layout, pool, factors = self.cache.layouts[layer], self.linear.pool, self.config.factors
-        append_pages(k_CKd, v_CKd, spans, layout, pool=pool)
+        own = {"q": self._share.attention, "k": self._kv[layer], "v": self._kv[layer]}
+        names = [name for name in own if name in weights.matrices]
+        products = self.linear.project_many(h_CH, [weights.matrices[name] for name in names])
+        q_Cnd, *kept_CKd = (
+            self._heads(y_CP, weights, name, own[name], of_layer.width, rotation)
+            for name, y_CP in zip(names, products, strict=True)
+        )
+        if kept_CKd:
+            k_CKd, v_CKd = kept_CKd
+            append_pages(k_CKd, v_CKd, spans, layout, pool=pool)
         out_Cnd = attention_pages(
-            q_Cnd, spans, layout, self._kv_of_head, window=of_layer.window, scale=factors.scores,
+            q_Cnd, spans, layout, self._kv_of_head[layer], window=of_layer.window, scale=factors.scores,
             cap=factors.score_cap, pool=pool,
         )  # fmt: skip
         o_RH = weights.matrices["o"]
@@ -245,13 +264,20 @@ class Engine:
     def _norm(self, x: Tensor, weights: BlockWeights, name: str) -> Tensor:
         return rms_norm(x, weights.vectors[name], self.config.rms_norm_eps, self.linear.pool)
 
-    def _heads(self, y_CP: Tensor, weights: BlockWeights, name: str, first: int, count: int) -> Tensor:
-        """Returns heads [first, first + count) as [C, count, d]."""
-        y_Ccd = y_CP.view(y_CP.shape[0], count, -1)[..., : self.config.head_dim]
+    def _heads(
+        self, y_CP: Tensor, weights: BlockWeights, name: str, heads: Share, width: int, rotation: Rotations
+    ) -> Tensor:
+        """Returns `heads` of q, k or v as attention takes them, [C, heads, d]."""
+        x_Cnd = y_CP.view(y_CP.shape[0], len(heads), -1)[..., :width]
         bias = weights.vectors.get(f"{name}_bias")
-        if bias is None:
-            return y_Ccd
-        return y_Ccd + bias.view(-1, self.config.head_dim)[first : first + count]
+        if bias is not None:
+            x_Cnd = x_Cnd + bias.view(-1, width)[heads.start : heads.stop]
+        if f"{name}_norm" in weights.vectors:
+            x_Cnd = self._norm(x_Cnd, weights, f"{name}_norm")
+        if name == "v":
+            return x_Cnd
+        cos_Cr, sin_Cr, factor_C = rotation
+        return rope(x_Cnd, cos_Cr, sin_Cr, self.linear.pool, factor_C if name == "q" else None)
 
     def _ffn(self, x_CH: Tensor, weights: BlockWeights, layer: int) -> Tensor | None:
         if not len(self._share.ffn):
@@ -275,8 +301,8 @@ class Engine:
         # Padding stays zero through SwiGLU and `down`.
         return functional.pad(own, (0, max(0, columns - own.shape[0])))
 
-    def _rotation(self, rope: RopeConfig | None, segments: Sequence[Segment]) -> Rotations:
-        found = [tables for segment in segments for tables in self._tables(rope, segment)]
+    def _rotation(self, rope: RopeConfig | None, width: int, segments: Sequence[Segment]) -> Rotations:
+        found = [tables for segment in segments for tables in _tables(rope, width, segment)]
         cos, sin = zip(*found, strict=True)
         growth, factor_T = self.config.factors.score_growth, None
         if growth and rope is not None:
@@ -284,17 +310,6 @@ class Engine:
             positions = (p for one in segments for p in range(one.start, one.start + one.length))
             factor_T = torch.tensor([grown(growth, position // original) for position in positions])
         return Rotations(torch.cat(cos), torch.cat(sin), factor_T)
-
-    def _tables(self, rope: RopeConfig | None, segment: Segment) -> Iterator[tuple[Tensor, Tensor]]:
-        if rope is None:
-            yield torch.empty(segment.length, 0), torch.empty(segment.length, 0)
-            return
-        start, stop = segment.start, segment.start + segment.length
-        for block in range(start // _POSITIONS, (stop - 1) // _POSITIONS + 1):
-            cos_Pr, sin_Pr = _kept_tables(rope, self.config.head_dim, block)
-            first = block * _POSITIONS
-            own = slice(max(start - first, 0), stop - first)
-            yield cos_Pr[own], sin_Pr[own]
 
     def _end(self, weights: BlockWeights, *, is_ffn: bool) -> BlockEnd:
         vectors, config = weights.vectors, self.config
@@ -318,31 +333,34 @@ class Engine:
                 return None
             blocks.append((attention, ffn_block))
             ends.append((self._end(of_attention, is_ffn=False), self._end(of_ffn, is_ffn=True)))
-        return FusedLayers(blocks, self.linear.pool, ends, self._rope_of)
+        return FusedLayers(blocks, self.linear.pool, ends, self._rotation_of)
 
     def _new_attention(self, layer: int, weights: BlockWeights) -> FusedAttention | None:
         vectors, config, pool, (grid, _) = weights.vectors, self.config, self.linear.pool, self._grids[layer]
         of_layer = config.layers[layer].attention
-        matrices = _panels(weights, ATTENTION_MATRICES)
-        if pool is None or config.head_dim > MAX_HEAD_WIDTH or len(matrices) < 4 or grid is None:
+        width = of_layer.width
+        names = ATTENTION_MATRICES if of_layer.keys_of is None else ("q", "o")
+        matrices = _panels(weights, names)
+        if pool is None or width > MAX_HEAD_WIDTH or len(matrices) < len(names) or grid is None:
             return None
-        q, k, v, o = matrices
+        (q, *kv, o), own = matrices, self._kv[layer]
+        k, v = kv or (None, None)
         q_bias, k_bias, v_bias = (
-            vectors[f"{name}_bias"][heads.start * config.head_dim : heads.stop * config.head_dim]
-            if of_layer.qkv_bias
+            vectors[f"{name}_bias"][heads.start * width : heads.stop * width]
+            if f"{name}_bias" in vectors
             else None
-            for name, heads in (("q", self._share.attention), ("k", self._kv), ("v", self._kv))
+            for name, heads in (("q", self._share.attention), ("k", own), ("v", own))
         )
         return FusedAttention(
             (q, k, v, o),
             grid,
             vectors["attention_norm"],
             config.rms_norm_eps,
-            self._kv_of_head,
+            self._kv_of_head[layer],
             self.cache.layouts[layer],
             pool,
             biases=(q_bias, k_bias, v_bias),
-            head_norms_d=(vectors["q_norm"], vectors["k_norm"]) if of_layer.head_norms else None,
+            head_norms_d=(vectors.get("q_norm"), vectors.get("k_norm")),
             rotated=of_layer.rope.rotated(of_layer.width) if of_layer.rope else 0,
             window=of_layer.window,
             scale=config.factors.scores,

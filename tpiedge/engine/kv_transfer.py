@@ -1,12 +1,12 @@
-"""Moves keys and values from one epoch to the next, so that no prefill is needed.
+"""Moves keys and values from one epoch to the next, instead of a prefill.
 
-At an epoch's end, every node saves a snapshot for the next node of its machine. Rank 0 also saves heads that other
-nodes will lack (`planner/kv_transfer.py`). In the next epoch, nodes read their snapshots. Rank 0 sends the missing
-heads. Pages are used only if every node then has all its heads.
+At an epoch's end, every node saves a snapshot for the next node of its machine. Rank 0 also saves heads that others
+will lack (`planner/kv_transfer.py`). In the next epoch, nodes read their snapshots. Rank 0 sends the missing
+heads. Pages are used only if every node then has all its heads. A head has the KV head of `group_size` query heads
+(`model/config.py`) in each layer that keeps keys.
 
-A snapshot is a file. It has a nonce, the header's length, the header (JSON, without tokens) and parts. Parts are sorted
-by head, page, layer. Header and parts are encrypted. Only this machine's processes hold the key. Reading deletes the
-file.
+A snapshot is a file of a nonce, the header's length, the header (JSON, without tokens) and extents (`kv/cache.py`),
+sorted by head, page, layer. Header and extents are encrypted. Only this machine's processes hold the key.
 """
 
 import contextlib
@@ -30,6 +30,7 @@ from tpiedge.collectives.communicator import Tag
 from tpiedge.engine.forward import Engine
 from tpiedge.engine.sequence import SavedSequence
 from tpiedge.errors import ProtocolError
+from tpiedge.kernels.kv_pages import PageLayout
 from tpiedge.pack.share import Share, kv_share
 from tpiedge.units import MIB
 from tpiedge.wire.control import KVSnapshot
@@ -129,11 +130,12 @@ class SnapshotReader:
     """Reads and deletes this machine's snapshot. `error` says why the snapshot is unusable, or is ""."""
 
     def __init__(
-        self, store: SnapshotStore, snapshot: KVSnapshot, facts: Sequence[str], layers: int, stack: ExitStack
+        self, store: SnapshotStore, snapshot: KVSnapshot, facts: Sequence[str], extents: int, stack: ExitStack
     ) -> None:
+        """`extents`: of a head in a page."""
         self.error = ""
         self.header = SnapshotHeader((), (), snapshot.pages)
-        self._layers = layers
+        self._extents = extents
         path = store.path(snapshot.epoch)
         try:
             self._file = file = stack.enter_context(path.open("rb"))
@@ -151,11 +153,11 @@ class SnapshotReader:
         except (OSError, ValueError, struct.error, msgspec.DecodeError, RecursionError) as error:
             self.error = f"the snapshot cannot be read: {type(error).__name__}"
 
-    def read(self, into: NDArray[np.uint8], head: int, page: int, first_layer: int) -> str:
-        """Reads parts of a head and page into `into`, [layers, bytes of a part]. Returns the error, or ""."""
+    def read(self, into: NDArray[np.uint8], head: int, page: int, start: int) -> str:
+        """Reads a head's and page's extents from `start` on into `into`, [extents, bytes]. Returns the error, or ""."""
         if head not in self.header.heads:
             return f"the snapshot lacks head {head}"
-        first = (self.header.heads.index(head) * self.header.pages + page) * self._layers + first_layer
+        first = (self.header.heads.index(head) * self.header.pages + page) * self._extents + start
         try:
             self._file.seek(self._start + first * into.shape[1])
             data = self._file.read(into.nbytes)
@@ -181,12 +183,23 @@ class KVTransfer:
     ) -> None:
         self._cache = engine.cache
         self._weights = engine.weights
-        self._heads = kv_share(attention, engine.config.group_size)
+        config = engine.config
+        self._heads = kv_share(attention, config.group_size)
         self._communicator = engine.communicator
         self._store = store
         self._progress = progress
-        _, self._layers, _, self._part_bytes = self._cache.parts.shape
-        self._facts = [*facts, str(self._layers), str(self._part_bytes)]
+        nbytes = self._extent_bytes = self._cache.extents.shape[2]
+        sizes = [one.attention.group_size for one in config.layers if one.attention.keys_of is None]
+        kept = list(zip(self._cache.kept, sizes, strict=True))
+        self._extents = sum(layout.head_bytes for layout, _ in kept) // nbytes
+        #: The places of a head's extents in a page.
+        self._places: dict[int, NDArray[np.int64]] = {}
+        for head in self._heads:
+            own = (
+                (layout, head * config.group_size // size - attention.start // size) for layout, size in kept
+            )
+            self._places[head] = np.concatenate([_places(layout, kv, nbytes) for layout, kv in own])
+        self._facts = [*facts, str(self._extents), str(nbytes)]
         self._number = 0
         self._moved_bytes = 0
         self._saved: SnapshotWriter | None = None
@@ -215,8 +228,8 @@ class KVTransfer:
             if not why:
                 for head, page in itertools.product(kept, order.pages):
                     if writer is not None:
-                        writer.add(self._cache.parts[page, :, head - self._heads.start])
-                        self._moved(self._layers)
+                        writer.add(self._cache.extents[page, self._places[head]])
+                        self._moved(self._extents)
                 self._gather(order, writer)
                 why = self._agreed(order.step, "" if writer is None else writer.error)
         if why:
@@ -243,7 +256,7 @@ class KVTransfer:
         with ExitStack() as stack:
             reader, error = None, _NO_FOLDER if here or rank == 0 else ""
             if self._store is not None and (here or rank == 0):
-                reader = SnapshotReader(self._store, snapshot, self._facts, self._layers, stack)
+                reader = SnapshotReader(self._store, snapshot, self._facts, self._extents, stack)
                 error = reader.error
             if not error and len(pages) < snapshot.pages:
                 error = "the cache has fewer pages"
@@ -256,34 +269,33 @@ class KVTransfer:
             return () if missing or reader is None else reader.header.sequences, len(pages)
 
     def _fill(self, reader: SnapshotReader, heads: Sequence[int], pages: Sequence[int]) -> str:
-        block = np.empty((self._layers, self._part_bytes), np.uint8)
+        block = np.empty((self._extents, self._extent_bytes), np.uint8)
         for head, page in itertools.product(heads, pages):
             error = reader.read(block, head, page, 0)
             if error:
                 return error
-            self._cache.parts[page, :, head - self._heads.start] = block
-            self._moved(self._layers)
+            self._cache.extents[page, self._places[head]] = block
+            self._moved(self._extents)
         return ""
 
     def _gather(self, order: SavePages, writer: SnapshotWriter | None) -> None:
         group, step = self._communicator, order.step
-        for rank, head, page, layers in self._chunks(order.gathered, order.pages, step, group.send_down):
+        for rank, head, page, chunk in self._chunks(order.gathered, order.pages, step, group.send_down):
             own = group.rank == rank
-            block = self._cache.parts[page, layers, head - self._heads.start] if own else self._empty(layers)
+            block = self._cache.extents[page, self._places[head][chunk]] if own else self._empty(chunk)
             arrived = group.send_up(_numbers(block), rank, self._tag(step))
             if arrived is not None and writer is not None:
                 writer.add(arrived.numpy().view(np.uint8))
 
     def _scatter(self, snapshot: KVSnapshot, pages: range, reader: SnapshotReader | None, error: str) -> str:
         group = self._communicator
-        for target, head, page, layers in self._chunks(snapshot.scattered, pages, 0, group.send_up):
-            block = self._empty(layers)
+        for target, head, page, chunk in self._chunks(snapshot.scattered, pages, 0, group.send_up):
+            block = self._empty(chunk)
             if reader is not None and group.rank == 0 and not error:
-                error = reader.read(block, head, page, layers.start)
+                error = reader.read(block, head, page, chunk.start)
             arrived = group.send_down(_numbers(block), target, self._tag(0))
             if arrived is not None:
-                parts = arrived.numpy().view(np.uint8)
-                self._cache.parts[page, layers, head - self._heads.start] = parts
+                self._cache.extents[page, self._places[head][chunk]] = arrived.numpy().view(np.uint8)
         return error
 
     def _agreed(self, step: int, error: str) -> str:
@@ -303,26 +315,26 @@ class KVTransfer:
         step: int,
         answer: Callable[[torch.Tensor, int, Tag], torch.Tensor | None],
     ) -> Iterator[tuple[int, int, int, slice]]:
-        """Yields (rank, head, page, layers), alike on every rank."""
-        size = max(1, MIB // self._part_bytes)
-        chunks = itertools.product(moves, pages, range(0, self._layers, size))
+        """Yields (rank, head, page, some of its extents), alike on every rank."""
+        size = max(1, MIB // self._extent_bytes)
+        chunks = itertools.product(moves, pages, range(0, self._extents, size))
         for count, ((rank, head), page, first) in enumerate(chunks, 1):
-            layers = slice(first, min(first + size, self._layers))
-            yield rank, head, page, layers
+            chunk = slice(first, min(first + size, self._extents))
+            yield rank, head, page, chunk
             if count % _AHEAD == 0:
                 answer(torch.zeros(1, 1), rank, self._tag(step))
             if self._communicator.rank in (0, rank):
-                self._moved(layers.stop - layers.start)
+                self._moved(chunk.stop - chunk.start)
 
-    def _empty(self, layers: slice) -> NDArray[np.uint8]:
-        return np.zeros((layers.stop - layers.start, self._part_bytes), np.uint8)
+    def _empty(self, chunk: slice) -> NDArray[np.uint8]:
+        return np.zeros((chunk.stop - chunk.start, self._extent_bytes), np.uint8)
 
     def _tag(self, step: int) -> Tag:
         self._number += 1
         return Tag(step, 0, self._number)
 
-    def _moved(self, parts: int) -> None:
-        self._moved_bytes += parts * self._part_bytes
+    def _moved(self, extents: int) -> None:
+        self._moved_bytes += extents * self._extent_bytes
         self._progress(self._moved_bytes)
 
     def _check_moves(self, moves: Sequence[tuple[int, int]], does: str) -> None:
@@ -332,5 +344,11 @@ class KVTransfer:
                 raise ProtocolError(f"the plan {does} KV head {head} of node {rank}, which has none such")
 
 
-def _numbers(parts: NDArray[np.uint8]) -> torch.Tensor:
-    return torch.from_numpy(np.ascontiguousarray(parts).view(np.float32))
+def _places(layout: PageLayout, head: int, nbytes: int) -> NDArray[np.int64]:
+    """Returns the places of a KV head's extents of `nbytes` in a page."""
+    start = (layout.layer_offset + head * layout.head_bytes) // nbytes
+    return np.arange(start, start + layout.head_bytes // nbytes)
+
+
+def _numbers(extents: NDArray[np.uint8]) -> torch.Tensor:
+    return torch.from_numpy(np.ascontiguousarray(extents).view(np.float32))

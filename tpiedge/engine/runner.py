@@ -76,7 +76,7 @@ class Leader:
         self._recording_wanted = False
         #: Prompts in the step under way: (request, first position, how many).
         self._read: tuple[tuple[str, int, int], ...] = ()
-        positions, key = cache.format.page_positions, secrets.token_bytes(32)
+        positions, key = cache.page_positions, secrets.token_bytes(32)
         self._pool = PagePool(cache.pages, positions, key, serving.grain_pages)
         self._batcher = Batcher(self._pool, self._limits.step_tokens, serving.sequences, serving.speculate)
         self._waits = MaskWaits()

@@ -5,6 +5,7 @@ Storing in q8 or q4 changes a number by at most half a scale (and f32 rounding).
 has rows of keys, rows of values, then padding to 4 KiB.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -48,22 +49,28 @@ class KVFormat:
 
     @cached_property
     def page_positions(self) -> int:
-        """Positions of a page: a multiple of KEYS with little padding."""
-        counts = range(KEYS, 512 + 1, KEYS)
-        fitting = (count for count in counts if self._padding(count) <= 1 / 16)
-        return next(fitting, min(counts, key=self._padding))
+        """Positions of a page that has this format only."""
+        return page_positions([self])
 
     @cached_property
     def part_nbytes(self) -> int:
-        """Bytes of a page's part."""
-        return whole(2 * self.page_positions * self.row_nbytes)
+        """Bytes of such a page's part."""
+        return self.part_bytes(self.page_positions)
 
-    def pages_of(self, positions: int) -> int:
-        return -(-positions // self.page_positions)
+    def part_bytes(self, positions: int) -> int:
+        """Returns the bytes of a part of a page with so many positions."""
+        return whole(2 * positions * self.row_nbytes)
 
-    def _padding(self, positions: int) -> float:
-        used = 2 * positions * self.row_nbytes
-        return 1 - used / whole(used)
+
+def page_positions(formats: Sequence[KVFormat]) -> int:
+    """Returns the positions of a page that has a part of each format: a multiple of KEYS with little padding."""
+
+    def padding(positions: int) -> float:
+        used = 2 * positions * sum(one.row_nbytes for one in formats)
+        return 1 - used / sum(one.part_bytes(positions) for one in formats)
+
+    counts = range(KEYS, 512 + 1, KEYS)
+    return next((count for count in counts if padding(count) <= 1 / 16), min(counts, key=padding))
 
 
 def whole(nbytes: int) -> int:

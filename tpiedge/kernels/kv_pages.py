@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tpiedge.kernels.kv_format import KEYS, KVFormat, whole
+from tpiedge.kernels.kv_format import KEYS, KVFormat
 
 # The numbering of KVFormat in native/kv.h.
 _FORMATS = {"f32": 0, "bf16": 1, "q8": 2, "q4": 3}
@@ -67,7 +67,7 @@ class PageLayout:
 
     @property
     def head_bytes(self) -> int:
-        return whole(2 * self.value_bytes)
+        return self.format.part_bytes(self.positions)
 
     @property
     def layer_offset(self) -> int:

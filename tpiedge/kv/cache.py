@@ -1,29 +1,36 @@
 """Stores keys and values of a node's own KV heads, in pages that rank 0 assigns."""
 
+import math
 from collections.abc import Sequence
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tpiedge.errors import ProtocolError
-from tpiedge.kernels.kv_format import KVFormat
+from tpiedge.kernels.kv_format import KVFormat, page_positions
 from tpiedge.kernels.kv_pages import PageLayout, Span
 from tpiedge.memory.arena import Arena
 from tpiedge.wire.data import Segment, TableChange
 
 
-class KVCache:
-    """Keys and values of `slots` sequences, with `capacity` tokens in all. Raises OutOfMemory."""
+class LayerKV(NamedTuple):
+    """A node's own KV heads of a layer, and their format."""
 
-    def __init__(
-        self, num_layers: int, kv_heads: int, stored: KVFormat, *, slots: int, capacity: int
-    ) -> None:
-        self.format = stored
-        self.pages = self.format.pages_of(capacity)
-        self._num_layers = num_layers
-        self._kv_heads = kv_heads
-        self.page_bytes = num_layers * kv_heads * self.format.part_nbytes
+    kv_heads: int
+    format: KVFormat
+
+
+class KVCache:
+    """Keys and values of `slots` sequences, with `capacity` tokens in all. An item of `layers` is what a layer keeps,
+    or the number of the earlier layer whose keys and values it uses. Raises OutOfMemory."""
+
+    def __init__(self, layers: Sequence[LayerKV | int], *, slots: int, capacity: int) -> None:
+        kept = [one for one in layers if not isinstance(one, int)]
+        self.page_positions = page_positions([one.format for one in kept])
+        self.pages = -(-capacity // self.page_positions)
+        self.page_bytes = sum(heads * stored.part_bytes(self.page_positions) for heads, stored in kept)
         self.reserved_bytes = self.pages * self.page_bytes
         self._arena = Arena(self.reserved_bytes, "the KV cache", "choose a shorter context", committed=True)
         store = self._arena.bytes(0, self.reserved_bytes)
@@ -33,10 +40,22 @@ class KVCache:
         self._counts = [0] * slots  # of pages in each table
         self._lengths = [0] * slots
         self._in_memory: set[int] = set()
+        #: Of the layers that keep keys, and of all layers.
+        self.kept: list[PageLayout] = []
+        self.layouts: list[PageLayout] = []
+        offset = 0
+        for layer, one in enumerate(layers):
+            if isinstance(one, int):
+                self.layouts.append(self.layouts[one])
+                continue
+            layout = PageLayout(one.format, one.kv_heads, self.page_positions, layer, self._store_PB, offset)
+            self.kept.append(layout)
+            self.layouts.append(layout)
+            offset += one.kv_heads * layout.head_bytes
 
     @property
     def capacity(self) -> int:
-        return self.pages * self.format.page_positions
+        return self.pages * self.page_positions
 
     @property
     def held_bytes(self) -> int:
@@ -44,10 +63,11 @@ class KVCache:
         return len(self._in_memory) * self.page_bytes
 
     @cached_property
-    def parts(self) -> NDArray[np.uint8]:
-        """The memory, [pages, layers, KV heads, bytes of a part]. Touch only resident pages."""
-        shape = (self.pages, self._num_layers, self._kv_heads, self.format.part_nbytes)
-        return self._store_PB.numpy().reshape(shape)
+    def extents(self) -> NDArray[np.uint8]:
+        """The memory, [pages, extents, bytes of an extent]. Every part is one or more whole extents, as many on every
+        node. Touch only resident pages."""
+        nbytes = math.gcd(*(layout.head_bytes for layout in self.kept))
+        return self._store_PB.numpy().reshape(self.pages, self.page_bytes // nbytes, nbytes)
 
     def hold(self, pages: int) -> None:
         """Counts the first `pages` pages as resident."""
@@ -64,7 +84,7 @@ class KVCache:
                     f"the plan keeps {change.kept} pages of slot {slot}, which has {self._counts[slot]}, and "
                     f"adds {len(change.pages)} of {self.pages}"
                 )
-            if change.filled > count * self.format.page_positions:
+            if change.filled > count * self.page_positions:
                 raise ProtocolError(
                     f"the plan fills {change.filled} positions of slot {slot} in {count} pages"
                 )
@@ -87,7 +107,7 @@ class KVCache:
             self._check_slot(slot)
             if start > lengths[slot]:
                 raise ProtocolError(f"the plan leaves a hole: slot {slot} holds {lengths[slot]}, not {start}")
-            room = self._counts[slot] * self.format.page_positions
+            room = self._counts[slot] * self.page_positions
             if stop > room:
                 raise ProtocolError(f"the plan needs {stop} positions, the pages of slot {slot} have {room}")
             lengths[slot] = stop
@@ -106,14 +126,6 @@ class KVCache:
     def close(self) -> None:
         """Frees the memory, which must not be in use."""
         self._arena.close()
-
-    @cached_property
-    def layouts(self) -> tuple[PageLayout, ...]:
-        positions = self.format.page_positions
-        return tuple(
-            PageLayout(self.format, self._kv_heads, positions, layer, self._store_PB)
-            for layer in range(self._num_layers)
-        )
 
     def _check_slot(self, slot: int) -> None:
         if not 0 <= slot < len(self._lengths):

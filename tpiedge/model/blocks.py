@@ -36,6 +36,13 @@ class Attention:
     o_bias: bool = False
     #: Whether each head of q and k has an RMS norm before the rotation.
     head_norms: bool = False
+    #: The earlier layer whose keys and values are used; None for own ones.
+    keys_of: Annotated[int, Meta(ge=0)] | None = None
+
+    @property
+    def rotation(self) -> tuple[RopeConfig | None, int]:
+        """Angles depend on this and the position."""
+        return self.rope, self.width
 
     @property
     def group_size(self) -> int:

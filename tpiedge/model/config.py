@@ -3,6 +3,7 @@
 The files are untrusted. An error names the file and the field in one line.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -64,13 +65,13 @@ class ModelConfig:
 
     @property
     def first(self) -> Layer:
-        """The first layer. All layers have its widths."""
+        """The first layer."""
         return self.layers[0]
 
     @cached_property
-    def ropes(self) -> tuple[RopeConfig | None, ...]:
-        """The kinds of rotation, in the order of their first layers."""
-        return tuple(dict.fromkeys(one.attention.rope for one in self.layers))
+    def rotations(self) -> tuple[tuple[RopeConfig | None, int], ...]:
+        """The kinds of rotation (see Attention), in the order of their first layers."""
+        return tuple(dict.fromkeys(one.attention.rotation for one in self.layers))
 
     @property
     def rope(self) -> RopeConfig | None:
@@ -93,7 +94,8 @@ class ModelConfig:
 
     @property
     def head_dim(self) -> int:
-        return self.first.attention.width
+        """Columns of the widest head."""
+        return max(one.attention.width for one in self.layers)
 
     @property
     def intermediate_size(self) -> int:
@@ -101,7 +103,8 @@ class ModelConfig:
 
     @property
     def group_size(self) -> int:
-        return self.first.attention.group_size
+        """The most query heads in a row that share a KV head in every layer."""
+        return math.gcd(*(one.attention.group_size for one in self.layers))
 
     @property
     def ffn_part(self) -> float:
@@ -357,12 +360,23 @@ def _dtype(config: ConfigFields) -> str:
 
 
 def _checked(config: ConfigFields, model: ModelConfig) -> ModelConfig:
-    for attention in {one.attention: None for one in model.layers}:
+    for number, attention in enumerate(one.attention for one in model.layers):
         if attention.heads % attention.kv_heads:
             multiple = f"({attention.heads}) is not a multiple of num_key_value_heads ({attention.kv_heads})"
             config.refuse("num_attention_heads", multiple)
         if attention.width % 2:
             config.refuse("head_dim", f"is {attention.width}; rotary positions need an even number")
+        if attention.heads != model.num_heads:
+            config.refuse(
+                "num_attention_heads", f"is {model.num_heads} in layer 0, {attention.heads} in {number}"
+            )
+        used = attention.keys_of
+        if used is not None:
+            earlier = model.layers[used].attention if used < number else attention
+            own, theirs = ((one.kv_heads, one.width) for one in (attention, earlier))
+            if earlier.keys_of is not None or own != theirs:
+                needed = f"an earlier layer with its own keys, of {own[0]} KV heads {own[1]} wide"
+                config.refuse("keys_of", f"of layer {number} is {used}, not {needed}")
     return model
 
 

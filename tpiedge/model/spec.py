@@ -52,7 +52,8 @@ def _layer(config: ModelConfig, layer: Layer, prefix: str) -> BlobSpec:
     hidden, unit, ffn = config.hidden_size, layer.attention.width, layer.ffn.columns
     queries, keys = layer.attention.heads * unit, layer.attention.kv_heads * unit
     attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
-    qkv, inner = {"q": queries, "k": keys, "v": keys}, {"gate": ffn, "up": ffn}
+    own = "kv" if layer.attention.keys_of is None else ""
+    qkv, inner = {"q": queries, **dict.fromkeys(own, keys)}, {"gate": ffn, "up": ffn}
     names = {name: f"{attention}.{name}_proj.weight" for name in (*qkv, "o")}
     names |= {name: f"{mlp}.{name}_proj.weight" for name in (*inner, "down")}
     if FAMILIES[config.model_type].fused:
@@ -62,7 +63,8 @@ def _layer(config: ModelConfig, layer: Layer, prefix: str) -> BlobSpec:
         VectorSpec(name, f"{prefix}.{source}.weight", hidden) for name, source in _NORMS[config.norms].items()
     ]
     if layer.attention.head_norms:
-        vectors += [VectorSpec(f"{name}_norm", f"{attention}.{name}_norm.weight", unit) for name in "qk"]
+        normed = [name for name in qkv if name != "v"]
+        vectors += [VectorSpec(f"{name}_norm", f"{attention}.{name}_norm.weight", unit) for name in normed]
     matrices = (
         *(MatrixSpec(name, names[name], rows, hidden, unit) for name, rows in qkv.items()),
         MatrixSpec("o", names["o"], queries, hidden, unit, transposed=True),

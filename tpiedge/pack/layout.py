@@ -227,11 +227,12 @@ class BlobLayout:
 
     @cached_property
     def group_size(self) -> int:
-        """Query heads per KV head. Raises UserError unless the number is whole."""
+        """Query heads per KV head (1 in a layer without k). Raises UserError unless the number is whole."""
         try:
-            queries, keys = self.matrix("q").units, self.matrix("k").units
+            queries = self.matrix("q").units
         except KeyError:
-            raise UserError("pack layout: a layer lacks its matrices q and k; pack again") from None
+            raise UserError("pack layout: a layer lacks its matrix q; pack again") from None
+        keys = self.matrix("k").units if "k" in self._matrix_by_name else queries
         if queries % keys:
             raise UserError(f"pack layout: {queries} query heads for {keys} KV heads; pack again")
         return queries // keys

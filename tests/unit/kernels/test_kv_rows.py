@@ -123,10 +123,3 @@ def test_kv_page_size_is_aligned_and_minimal(precision: KVPrecision, width: int)
         assert all(padding(format_, count) >= padding(format_, positions) for count in COUNTS)
     else:
         assert all(padding(format_, count) > 1 / 16 for count in COUNTS if count < positions)
-
-
-@pytest.mark.parametrize("precision", PRECISIONS)
-def test_page_count_of_positions_is_rounded_up(precision: KVPrecision) -> None:
-    format_ = KVFormat(precision, 128)
-    size = format_.page_positions
-    assert [format_.pages_of(count) for count in (0, 1, size, size + 1)] == [0, 1, 1, 2]

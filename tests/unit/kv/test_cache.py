@@ -10,7 +10,7 @@ from tpiedge.kernels.attention import append_pages, attention_pages
 from tpiedge.kernels.kv_format import KVFormat
 from tpiedge.kernels.kv_pages import Spans
 from tpiedge.kernels.library import Pool
-from tpiedge.kv.cache import KVCache
+from tpiedge.kv.cache import KVCache, LayerKV
 from tpiedge.wire.data import Segment, TableChange
 from tpiedge.wire.fields import KVPrecision
 
@@ -22,8 +22,8 @@ CASES = pytest.mark.parametrize(
 
 
 def make(precision: KVPrecision = "f32", **changes: int) -> KVCache:
-    settings = {"num_layers": 2, "kv_heads": 3, "slots": 2, "capacity": 256}
-    return KVCache(stored=KVFormat(precision, changes.pop("head_dim", 16)), **(settings | changes))
+    kept = LayerKV(changes.pop("kv_heads", 3), KVFormat(precision, changes.pop("head_dim", 16)))
+    return KVCache([kept, kept], **({"slots": 2, "capacity": 256} | changes))
 
 
 def segment(slot: int, start: int, stop: int) -> Segment:
@@ -31,13 +31,13 @@ def segment(slot: int, start: int, stop: int) -> Segment:
 
 
 def append(cache: KVCache, slot: int, start: int, x_TKd: torch.Tensor, pool: Pool | None) -> None:
-    spans = Spans([cache.span(slot, start, len(x_TKd))], cache.format.page_positions)
+    spans = Spans([cache.span(slot, start, len(x_TKd))], cache.page_positions)
     for layer in range(2):
         append_pages(x_TKd, -x_TKd, spans, cache.layouts[layer], pool)
 
 
 def attended(cache: KVCache, slot: int, q_TKd: torch.Tensor, start: int, pool: Pool | None) -> torch.Tensor:
-    spans = Spans([cache.span(slot, start, len(q_TKd))], cache.format.page_positions)
+    spans = Spans([cache.span(slot, start, len(q_TKd))], cache.page_positions)
     return attention_pages(q_TKd, spans, cache.layouts[1], (0, 1, 2), pool=pool)
 
 
@@ -71,7 +71,7 @@ def test_a_step_beyond_the_pages_is_a_protocol_error() -> None:
 def test_incremental_attention_equals_one_prefill(precision: KVPrecision, native: bool) -> None:
     pool = Pool(open_library(), 2) if native else None
     q, x = torch.randn(150, 3, 16), torch.randn(150, 3, 16)
-    capacity = 4 * make(precision).format.page_positions
+    capacity = 4 * make(precision).page_positions
 
     def outputs(pages: tuple[int, ...], *cuts: int) -> torch.Tensor:
         cache = make(precision, capacity=capacity)
@@ -106,7 +106,7 @@ def resident_bytes() -> int:
 
 
 def test_discarded_pages_free_memory_and_others_stay() -> None:
-    cache = make(num_layers=2, head_dim=128, capacity=64 * 128)
+    cache = make(head_dim=128, capacity=64 * 128)
     pool = Pool(open_library(), 1)
     x = torch.randn(64 * 64, 3, 128)
     for slot in (0, 1):
@@ -145,3 +145,38 @@ def test_uncommitted_positions_are_dropped() -> None:
     cache.truncate([segment(0, 8, 20)])
     cache.commit([segment(0, 8, 20)])
     cache.truncate([segment(0, 20, 21)])
+
+
+def test_unlike_layers_lie_one_after_the_other_and_shared_keys_once() -> None:
+    wide, narrow = KVFormat("bf16", 128), KVFormat("bf16", 32)
+    cache = KVCache([LayerKV(1, wide), LayerKV(3, narrow), 0, LayerKV(2, wide), 1], slots=1, capacity=100)
+    parts = [one.part_bytes(64) for one in (wide, narrow, wide)]
+    assert (cache.page_positions, cache.pages) == (64, 2)
+    assert cache.page_bytes == parts[0] + 3 * parts[1] + 2 * parts[2]
+    offsets = [layout.layer_offset for layout in cache.layouts]
+    assert offsets == [0, parts[0], 0, parts[0] + 3 * parts[1], parts[0]]
+    assert cache.extents.shape == (2, cache.page_bytes // parts[1], parts[1])
+    cache.change([TableChange(0, 0, (1, 0), 0)], ())
+    cache.truncate([segment(0, 0, 70)])
+    spans = Spans([cache.span(0, 0, 70)], cache.page_positions)
+    kept = [torch.randn(70, layout.kv_heads, layout.format.width) for layout in cache.kept]
+    for x_TKd, layout in zip(kept, cache.kept, strict=True):
+        append_pages(x_TKd, -x_TKd, spans, layout)
+    for layer, of in enumerate([0, 1, 0, 2, 1]):
+        x_TKd, layout = kept[of], cache.layouts[layer]
+        alone = KVCache([LayerKV(layout.kv_heads, layout.format)], slots=1, capacity=100)
+        alone.change([TableChange(0, 0, (0, 1), 0)], ())
+        own = Spans([alone.span(0, 0, 70)], alone.page_positions)
+        append_pages(x_TKd, -x_TKd, own, alone.layouts[0])
+        heads = tuple(range(layout.kv_heads))
+        expected = attention_pages(x_TKd, own, alone.layouts[0], heads)
+        assert torch.equal(attention_pages(x_TKd, spans, layout, heads), expected)
+
+
+def test_page_has_as_many_positions_on_every_node() -> None:
+    """Nodes own other numbers of KV heads, and rank 0 numbers the pages of all."""
+    formats = [KVFormat("q4", width) for width in (64, 100, 256)]
+    caches = [
+        KVCache([LayerKV(heads, one) for one in formats], slots=1, capacity=1000) for heads in (0, 1, 3)
+    ]
+    assert len({(cache.page_positions, cache.pages, cache.extents.shape[2]) for cache in caches}) == 1

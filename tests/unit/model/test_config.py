@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from tpiedge.errors import UserError
 from tpiedge.model.config import ModelConfig, pooling_config, usual_pooling
 from tpiedge.model.presets import PRESETS, preset
+from tpiedge.model.spec import model_spec
 
 
 def parse(values: dict[str, Any]) -> ModelConfig:
@@ -36,6 +38,37 @@ def test_presets_are_read_as_transformers_reads_them(name: str) -> None:
     assert ours.rope.kind == rope["rope_type"]
     assert ours.group_size * ours.num_kv_heads == ours.num_heads
     assert ModelConfig.from_json(json.loads(json.dumps(ours.to_json()))) == ours
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({2: {"keys_of": 0}, 3: {"keys_of": 1}}, ""),
+        ({1: {"kv_heads": 8}, 2: {"keys_of": 1, "kv_heads": 8}}, ""),
+        ({0: {"keys_of": 0}}, "keys_of of layer 0 is 0, not an earlier layer with its own keys"),
+        ({1: {"keys_of": 5}}, "keys_of of layer 1 is 5"),
+        ({1: {"keys_of": 0}, 2: {"keys_of": 1}}, "keys_of of layer 2 is 1"),
+        ({1: {"kv_heads": 8}, 2: {"keys_of": 1}}, "of 4 KV heads 64 wide"),
+        ({1: {"width": 32}, 2: {"keys_of": 1}}, "of 4 KV heads 64 wide"),
+        ({1: {"heads": 16}}, "is 32 in layer 0, 16 in 1"),
+    ],
+)
+def test_layers_use_the_keys_of_earlier_layers_like_them(
+    changes: dict[int, dict[str, int]], complaint: str
+) -> None:
+    config = parse(preset("tinyllama"))
+    layers = [
+        replace(layer, attention=replace(layer.attention, **changes.get(number, {})))
+        for number, layer in enumerate(config.layers)
+    ]
+    config = replace(config, layers=tuple(layers))
+    if complaint:
+        with pytest.raises(UserError, match=complaint):
+            ModelConfig.from_json(json.loads(json.dumps(config.to_json())))
+        return
+    assert ModelConfig.from_json(json.loads(json.dumps(config.to_json()))) == config
+    kept, shared = ({one.name for one in model_spec(config).layers[number].matrices} for number in (0, 2))
+    assert kept - shared == {"k", "v"}
 
 
 @pytest.mark.parametrize(

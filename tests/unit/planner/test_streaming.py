@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tpiedge.kernels.kv_format import KVFormat
-from tpiedge.kv.cache import KVCache
+from tpiedge.kv.cache import KVCache, LayerKV
 from tpiedge.lab.random_weights import RandomSource
 from tpiedge.memory.residency import smallest_ring
 from tpiedge.memory.sweep import Placement, Sweep, place
@@ -158,7 +158,7 @@ def test_planned_kv_bytes_equal_cache_reservation(kv: KVPrecision, head_dim: int
     )
     share = NodeShare(Share(0, 3), Share(0, 2))
     heads = len(kv_share(share.attention, model.shape.group_size))
-    cache = KVCache(model.num_layers, heads, stored, slots=1, capacity=1000)
+    cache = KVCache([LayerKV(heads, stored)] * model.num_layers, slots=1, capacity=1000)
     assert needs.whole_need(model, 1, share, NODE).kv_bytes == cache.reserved_bytes > 0
 
 
