@@ -15,7 +15,7 @@ def test_predicted_weight_bytes_equal_held_bytes(
     reference = references(name)
     pack = Pack.open(packs(reference))
     nodes = split(reference, shares)
-    facts = model_facts(pack, head_dim=16, compute="f32", kv="f32")
+    facts = model_facts(pack, compute="f32", kv="f32")
     plan = evaluate(facts, [NodeFacts(1.0)] * len(nodes), parse_shares(shares, len(nodes)))
     assert isinstance(plan, Plan)
     for rank, (share, need) in enumerate(zip(nodes, plan.needs, strict=True)):

@@ -36,7 +36,6 @@ from tpiedge.joining.connecting import MASTER
 from tpiedge.joining.pairing_link import PairingHub
 from tpiedge.joining.registrar import Registrar, unknown_peer_policy
 from tpiedge.joining.tokens import DAY_S, JoinToken, TokenStore
-from tpiedge.kernels.kv_format import KVFormat, page_positions
 from tpiedge.launch.bootstrap import NOT_MEASURED, NodeBootstrap, Timing
 from tpiedge.launch.offer import Measurements, disk_bytes_per_s
 from tpiedge.local.distribution import INSTALL, make_installer
@@ -242,9 +241,6 @@ class _Hosting:
         """Raises UserError, or OutOfMemory if workers cannot help."""
         flags = self.flags
         facts = model_facts_of(model, kv_tokens, sanitised_line(model.public_name, 200))
-        kept = (one.attention for one in model.config.layers if one.attention.keys_of is None)
-        stored = [KVFormat(model.kv, one.width) for one in kept]
-        positions = page_positions(stored)
         served = Served(
             model.pack.path.absolute(),
             model.pack.id,
@@ -257,7 +253,7 @@ class _Hosting:
             wire=flags.wire,
             kv=model.kv,
             group_size=model.config.group_size,
-            kv_head_bytes=sum(one.part_bytes(positions) for one in stored) / positions,
+            kv_head_bytes=facts.position_bytes * model.config.group_size / facts.shape.heads,
             grids=model.grids,
             name=facts.name,
             apart=computed_apart(model.pack.storage, model.config.head_dim),

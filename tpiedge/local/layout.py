@@ -111,7 +111,7 @@ def _plan(
 
 
 def model_facts_of(model: PreparedModel, capacity_tokens: int = 0, name: str = "the model") -> ModelFacts:
-    facts = model_facts(model.pack, head_dim=model.config.head_dim, compute=model.compute, kv=model.kv)
+    facts = model_facts(model.pack, compute=model.compute, kv=model.kv)
     return replace(facts, capacity_tokens=capacity_tokens, name=name)
 
 

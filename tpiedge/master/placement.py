@@ -8,7 +8,7 @@ from tpiedge.master.roster import Machine
 from tpiedge.pack.share import NodeShare, Share
 from tpiedge.planner import prediction
 from tpiedge.planner.capacity import Allocation, SpareReason, allocate, slower, too_small, without_native
-from tpiedge.planner.needs import Infeasible, ModelFacts, layer_bytes
+from tpiedge.planner.needs import Infeasible, ModelFacts, layers_bytes
 from tpiedge.planner.solve import ShareWeight
 from tpiedge.units import counted
 
@@ -129,4 +129,5 @@ def _ffn_seconds(model: ModelFacts, share: NodeShare, speed: float) -> float:
     if not share.ffn or speed <= 0:
         return 0.0
     # The fixed cost is 0.1 to 0.5 MB of weights (measured on 0.04 to 0.4 MB).
-    return (layer_bytes(model, NodeShare(Share(0, 0), share.ffn)) + (1 << 18)) / speed
+    nbytes = layers_bytes(model, NodeShare(Share(0, 0), share.ffn)) / (model.exchanges / 2)
+    return (nbytes + (1 << 18)) / speed

@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias
 
 from tpiedge.errors import OutOfMemory
 from tpiedge.memory.residency import smallest_ring, streamed
-from tpiedge.pack.layout import ATTENTION_MATRICES, FFN_MATRICES, RowLayout, share_of_matrix
+from tpiedge.pack.layout import AXES, RowLayout, share_of_matrix
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.share import NodeShare, Share
 from tpiedge.pack.specs import BlobKey
@@ -82,15 +82,13 @@ class Sweep:
 
 
 def _layer_blocks(pack: Pack, layer: int, share: NodeShare) -> Iterator[tuple[Block, tuple[Piece, ...]]]:
-    layout, group = pack.layout(layer), pack.layout(layer).group_size
-    kinds: dict[BlockKind, tuple[str, ...]] = {"attention": ATTENTION_MATRICES, "ffn": FFN_MATRICES}
-    for kind, names in kinds.items():
+    for axis in AXES:
         pieces = []
-        for matrix in layout.matrices:
-            units = share_of_matrix(matrix.name, share, group)
-            if matrix.name in names and len(units):
+        for matrix in pack.layout(layer).block(axis):
+            units = share_of_matrix(matrix, share, pack.whole)
+            if units:
                 pieces.append(Piece(layer, matrix.name, units, matrix.span(units.start, units.stop)[1]))
-        yield Block(layer, kind), tuple(pieces)
+        yield Block(layer, axis), tuple(pieces)
 
 
 def _head_blocks(pack: Pack) -> Iterator[tuple[Block, tuple[Piece, ...]]]:

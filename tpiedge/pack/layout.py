@@ -14,12 +14,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
+from typing import Final
 
 from msgspec.structs import astuple
 
 from tpiedge.errors import UserError
 from tpiedge.kernels.panels import PANEL, PanelShape
-from tpiedge.pack.share import NodeShare, Share, kv_share
+from tpiedge.pack.share import Axis, NodeShare, Share, units_of
 from tpiedge.pack.specs import JSON, BlobSpec, MatrixSpec, ModelSpec, Precision, VectorSpec
 
 ALIGN = 4096
@@ -27,6 +28,9 @@ ROW_ALIGN = 64
 
 ATTENTION_MATRICES = ("q", "k", "v", "o")
 FFN_MATRICES = ("gate", "up", "down")
+#: The matrices that are cut along an axis. All others are whole on every node.
+AXES: Final[Mapping[Axis, tuple[str, ...]]] = {"attention": ATTENTION_MATRICES, "ffn": FFN_MATRICES}
+_AXIS_OF: Final = {name: axis for axis, names in AXES.items() for name in names}
 
 
 @dataclass(frozen=True)
@@ -225,34 +229,21 @@ class BlobLayout:
             **({"matrix_precisions": kept} if kept else {}),
         }
 
-    @cached_property
-    def group_size(self) -> int:
-        """Query heads per KV head (1 in a layer without k). Raises UserError unless the number is whole."""
-        try:
-            queries = self.matrix("q").units
-        except KeyError:
-            raise UserError("pack layout: a layer lacks its matrix q; pack again") from None
-        keys = self.matrix("k").units if "k" in self._matrix_by_name else queries
-        if queries % keys:
-            raise UserError(f"pack layout: {queries} query heads for {keys} KV heads; pack again")
-        return queries // keys
+    def block(self, axis: Axis | None) -> tuple[MatrixLayout, ...]:
+        """Returns the matrices that are cut along `axis` (None: whole on every node)."""
+        return tuple(matrix for matrix in self.matrices if _AXIS_OF.get(matrix.name) == axis)
 
     @cached_property
     def _matrix_by_name(self) -> Mapping[str, MatrixLayout]:
         return {matrix.name: matrix for matrix in self.matrices}
 
 
-def share_of_matrix(name: str, share: NodeShare, group_size: int) -> Share:
-    """Returns a node's units of a layer's matrix. `group_size`: query heads per KV head."""
-    if name in ("q", "o"):
-        return share.attention
-    if name in ("k", "v"):
-        return kv_share(share.attention, group_size)
-    if name in FFN_MATRICES:
-        return share.ffn
-    raise UserError(
-        f"matrix {name!r} is not one of a layer's: {', '.join(ATTENTION_MATRICES + FFN_MATRICES)}"
-    )
+def share_of_matrix(matrix: MatrixLayout, share: NodeShare, whole: NodeShare) -> Share:
+    """Returns a node's units of a layer's matrix. `whole` has all units of each axis. Raises UserError."""
+    axis = _AXIS_OF.get(matrix.name)
+    if axis is None:
+        return Share(matrix.units)
+    return units_of(share.along(axis), len(whole.along(axis)), matrix.units)
 
 
 @dataclass(frozen=True)

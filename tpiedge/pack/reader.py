@@ -15,7 +15,7 @@ from tpiedge.pack.files import OpenFile, try_flock
 from tpiedge.pack.hashes import HashTable
 from tpiedge.pack.layout import BlobLayout, HashedRange, share_of_matrix
 from tpiedge.pack.manifest import BLOB_FOLDER, MANIFEST_NAME, load_manifest, manifest_bytes, pack_id
-from tpiedge.pack.share import NodeShare
+from tpiedge.pack.share import Axis, NodeShare, Share
 from tpiedge.pack.specs import JSON, BlobKey, Precision
 
 
@@ -83,6 +83,21 @@ class Pack:
         """The key of the LM head's blob, and the name of the matrix."""
         return ("embedding", "embedding") if self.spec.tied else ("head", "head")
 
+    @cached_property
+    def whole(self) -> NodeShare:
+        """All units of each axis: as many as in the layer that has fewest of them."""
+
+        def units(axis: Axis) -> Share:
+            blocks = (self.layout(layer).block(axis) for layer in range(self.num_layers))
+            return Share(min((max(matrix.units for matrix in block) for block in blocks if block), default=0))
+
+        return NodeShare(units("attention"), units("ffn"))
+
+    @cached_property
+    def q4_nbytes(self) -> int:
+        """Bytes of the layers if all of them were in q4."""
+        return sum(BlobLayout.of(layer, Precision.Q4).nbytes for layer in self.spec.layers)
+
     @property
     def nbytes(self) -> int:
         return sum(self.layout(key).nbytes for key in self.unique_keys)
@@ -111,7 +126,7 @@ class Pack:
         layout = self.layout(layer)
         found = [*layout.vector_ranges()]
         for matrix in layout.matrices:
-            units = share_of_matrix(matrix.name, share, layout.group_size)
+            units = share_of_matrix(matrix, share, self.whole)
             found.extend(matrix.ranges(units.start, units.stop))
         return found
 

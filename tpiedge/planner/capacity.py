@@ -14,7 +14,7 @@ from tpiedge.errors import InternalError
 from tpiedge.kernels.shared_library import NO_ISA
 from tpiedge.pack.share import NodeShare, Share
 from tpiedge.planner.fractions import Bound, node_bound, pinned_limit
-from tpiedge.planner.needs import Infeasible, ModelFacts, layer_bytes, smallest_bytes
+from tpiedge.planner.needs import Infeasible, ModelFacts, layers_bytes, smallest_bytes
 from tpiedge.planner.prediction import MachineFacts, least_step_s, measured, predict, without_idle
 from tpiedge.planner.solve import Plan, ShareWeight, partition
 from tpiedge.units import counted, format_bytes, format_least, format_seconds
@@ -83,7 +83,7 @@ def _fastest(
     for index in set(range(len(machines))).difference(members):
         times = candidates.least_step_s(sorted({*members, index})) or 0.0, plan.step_s
         spare[index] = candidates.why_out(index, times, len(able) - 1)
-    total = sum(layer_bytes(model, share) for share in plan.shares)
+    total = sum(layers_bytes(model, share) for share in plan.shares)
     reasons = [
         candidates.why_in(members, rank, plan, total, assumed=machines[index].speed <= 0)
         for rank, index in enumerate(members)
@@ -163,7 +163,7 @@ class _Candidates:
                 by_speed, limit = part, f"; limited by {words} {format_bytes(nbytes)}"
         if need.streamed_bytes:
             limit = f"; {format_bytes(need.streamed_bytes)} of them stream from its disk"
-        fraction = layer_bytes(self.model, plan.shares[rank]) / total
+        fraction = layers_bytes(self.model, plan.shares[rank]) / total
         return f"{format_bytes(node.speed)}/s of weights{guess}; computes {fraction:.0%} of the layers{limit}"
 
     def why_out(self, index: int, seconds: tuple[float, float], workers: int) -> SpareReason:
@@ -178,7 +178,7 @@ class _Candidates:
             return SpareReason("no room", f"{why}: free some there, or start it again with another --cache")
         least_s, without_s = seconds
         trip = format_seconds(machine.round_trip_s)
-        because = f"{2 * model.num_layers} exchanges; a round trip takes {trip}"
+        because = f"{model.exchanges} exchanges; a round trip takes {trip}"
         with_s = max(least_s, without_s)  # with whole units it is no faster
         return slower(with_s, without_s, because, workers)
 

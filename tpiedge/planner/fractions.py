@@ -6,25 +6,19 @@ bytes for (f W - pinned) / disk rate seconds (TPI-LLM, section 3.3). Rates are i
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tpiedge.memory.residency import smallest_ring
-from tpiedge.planner.needs import Infeasible, ModelFacts, NodeFacts, base_bytes, enlarged
+from tpiedge.planner.needs import Infeasible, ModelFacts, NodeFacts, base_bytes
 from tpiedge.units import format_bytes, format_least
 
 _ALL = 1 - 1e-12  # of a layer: sums are rounded
 _FOREVER_S = 1e30  # of a node without any speed
 
 
-def whole_bytes(model: ModelFacts) -> tuple[int, int]:
-    """Returns the bytes of (all layers' matrices, the KV cache)."""
-    weights = model.num_layers * sum(map(sum, model.blocks_of_layer))
-    return weights, model.shape.kv_heads * model.kv_head_bytes
-
-
 def pinned_limit(model: ModelFacts, rank: int, node: NodeFacts) -> float:
     """Returns the largest part of every layer that the node can hold without streaming (1.0: whole layers)."""
-    weights, kv_cache = whole_bytes(model)
+    weights, kv_cache = model.whole_bytes
     limit = _disk_limit(model, rank, node, weights)
     if node.memory_bytes is not None:
         limit = min(limit, (_room(model, node) - _head(model, rank)) / (weights + kv_cache))
@@ -34,17 +28,19 @@ def pinned_limit(model: ModelFacts, rank: int, node: NodeFacts) -> float:
 @dataclass(frozen=True, slots=True)
 class Bound:
     """A node's limits, as parts of every layer. In a sweep of s seconds, the node can compute the part s *
-    `computed_per_s`. If it streams, it can take the part s * `read_per_s` + `read_at_once`."""
+    `computed_per_s` + `computed_at_once`. If it streams, it can take the part s * `read_per_s` + `read_at_once`."""
 
     limit: float  # the largest part that the node takes
     pinned: float  # the largest part without streaming
     computed_per_s: float
     read_per_s: float = 0.0
     read_at_once: float = 0.0
+    computed_at_once: float = 0.0  # less than 0: what the node computes of replicated matrices meanwhile
 
     def at(self, seconds: float) -> float:
         read = max(self.pinned, seconds * self.read_per_s + self.read_at_once)
-        return max(0.0, min(self.limit, seconds * self.computed_per_s, read))
+        computed = seconds * self.computed_per_s + self.computed_at_once
+        return max(0.0, min(self.limit, computed, read))
 
     @property
     def least_s(self) -> float:
@@ -55,35 +51,35 @@ class Bound:
 
     @property
     def turns(self) -> list[float]:
-        computed, read, at_once = self.computed_per_s, self.read_per_s, self.read_at_once
-        levels = (0.0, self.limit, self.pinned)
-        found = [level / computed for level in levels] if computed else []
+        (computed, before), read = (self.computed_per_s, self.computed_at_once), self.read_per_s
+        at_once, levels = self.read_at_once, (0.0, self.limit, self.pinned)
+        found = [(level - before) / computed for level in levels] if computed else []
         if read:
             found += [(level - at_once) / read for level in levels]
         if computed != read:
-            found.append(at_once / (computed - read))
+            found.append((at_once - before) / (computed - read))
         return found
 
     @property
     def in_memory(self) -> "Bound":
-        return Bound(min(self.limit, self.pinned), self.pinned, self.computed_per_s)
+        return replace(self, limit=min(self.limit, self.pinned), read_per_s=0.0, read_at_once=0.0)
 
 
 def node_bound(model: ModelFacts, rank: int, node: NodeFacts) -> Bound:
-    weights, kv_cache = whole_bytes(model)
+    weights, kv_cache = model.whole_bytes
     pinned = pinned_limit(model, rank, node)
-    computed, disk = node.speed / weights, node.disk_bytes_per_s
+    disk, computed, before = node.disk_bytes_per_s, node.speed / weights, -model.replicated_bytes / weights
     if not node.streams or disk is None or (node.memory_bytes is None and node.keeping.pin != "none"):
-        return Bound(pinned, pinned, computed)
+        return Bound(pinned, pinned, computed, computed_at_once=before)
     head, limit, (ring, least) = _head(model, rank), pinned, _ring(model, rank, node)
     room = _room(model, node)
     if node.memory_bytes is not None:
         streaming = min((room - least) / max(kv_cache, 1), room / (kv_cache + ring))
         limit = max(pinned, min(_disk_limit(model, rank, node, weights), streaming))
     if node.keeping.pin == "none":
-        return Bound(limit, -1.0, computed, disk / weights, -head / weights)
+        return Bound(limit, -1.0, computed, disk / weights, -head / weights, before)
     kept = weights + kv_cache + ring
-    return Bound(limit, pinned, computed, disk / kept, (room - least - head) / kept)
+    return Bound(limit, pinned, computed, disk / kept, (room - least - head) / kept, before)
 
 
 def fractions(bounds: Sequence[Bound]) -> tuple[list[float], float] | None:
@@ -97,14 +93,19 @@ def fractions(bounds: Sequence[Bound]) -> tuple[list[float], float] | None:
     return [part / whole for part in parts], max(seconds, *(bound.least_s for bound in bounds))
 
 
+def least_sweep_s(bounds: Sequence[Bound]) -> float:
+    """Returns the seconds of a sweep in which every node computes all the time."""
+    parts = 1 - sum(bound.computed_at_once for bound in bounds)
+    return parts / max(sum(bound.computed_per_s for bound in bounds), 1 / _FOREVER_S)
+
+
 def _seconds_for_all(bounds: Sequence[Bound]) -> float:
     """Returns the seconds of a sweep in which the nodes together take whole layers."""
 
     def taken(seconds: float) -> float:
         return sum(bound.at(seconds) for bound in bounds)
 
-    # The time if every node can compute all the time.
-    least = 1 / max(sum(bound.computed_per_s for bound in bounds), 1 / _FOREVER_S)
+    least = least_sweep_s(bounds)
     if taken(least) >= _ALL:
         return least
     turns = [least, *sorted(turn for bound in bounds for turn in bound.turns if turn > least)]
@@ -116,7 +117,7 @@ def _seconds_for_all(bounds: Sequence[Bound]) -> float:
 
 def shortage(model: ModelFacts, nodes: Sequence[NodeFacts], bounds: Sequence[Bound]) -> Infeasible:
     limits = [bound.limit for bound in bounds]
-    weights, kv_cache = whole_bytes(model)
+    weights, kv_cache = model.whole_bytes
     for rank, (node, limit) in enumerate(zip(nodes, limits, strict=True)):
         if limit < 0 and node.streams and node.memory_bytes is not None:
             _, least = _ring(model, rank, node)
@@ -146,14 +147,14 @@ def shortage(model: ModelFacts, nodes: Sequence[NodeFacts], bounds: Sequence[Bou
 
 def _ring(model: ModelFacts, rank: int, node: NodeFacts) -> tuple[int, int]:
     """Returns the least bytes of a ring: (for whole layers, for any share)."""
-    keeping, blocks = node.keeping, enlarged(model, model.blocks_of_layer)
+    keeping, blocks = node.keeping, model.whole_blocks
     whole = max(smallest_ring(blocks, frozenset()), keeping.window_blocks * max(map(sum, blocks)))
     return whole, max(model.head_tile_bytes if rank == 0 else 0, keeping.window_bytes)
 
 
 def _room(model: ModelFacts, node: NodeFacts) -> int:
     base = base_bytes(model, node)
-    return (node.memory_bytes or 0) - base - model.num_layers * model.resident_bytes
+    return (node.memory_bytes or 0) - base - model.resident_bytes
 
 
 def _head(model: ModelFacts, rank: int) -> int:
@@ -163,5 +164,5 @@ def _head(model: ModelFacts, rank: int) -> int:
 def _disk_limit(model: ModelFacts, rank: int, node: NodeFacts, weights: int) -> float:
     if node.free_disk_bytes is None:
         return 1.0
-    own = model.num_layers * model.resident_bytes + _head(model, rank)
+    own = model.resident_bytes + _head(model, rank)
     return min(1.0, (node.free_disk_bytes - own) / weights)

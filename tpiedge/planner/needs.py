@@ -1,17 +1,17 @@
 """Predicts a node's need of memory, disk and time. Pure."""
 
-import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import TypeAlias
 
 from tpiedge.kernels.kv_format import KVFormat
 from tpiedge.memory.residency import smallest_ring
 from tpiedge.memory.sweep import head_tile_bytes, ring_bytes
-from tpiedge.pack.layout import BlobLayout
+from tpiedge.pack.layout import AXES, BlobLayout
 from tpiedge.pack.reader import Pack
-from tpiedge.pack.share import NodeShare, Share, kv_share
-from tpiedge.pack.specs import Precision
+from tpiedge.pack.share import Axis, NodeShare, Share, units_of
 from tpiedge.units import MIB, format_bytes, format_least
 from tpiedge.wire.fields import ACTIVATION_BYTES, ALL_PINNED, Compute, Keeping, KVPrecision, WeightMemory
 
@@ -24,6 +24,8 @@ _REMEDY = "raise its memory limit or shorten the context"
 
 @dataclass(frozen=True)
 class LayerShape:
+    """The units that nodes divide. `kv_heads`: KV heads of the layer that has fewest."""
+
     heads: int
     kv_heads: int
     ffn_tiles: int
@@ -32,26 +34,49 @@ class LayerShape:
     def group_size(self) -> int:
         return self.heads // self.kv_heads
 
+    @cached_property
+    def whole(self) -> NodeShare:
+        return NodeShare(Share(self.heads), Share(self.ffn_tiles))
+
+
+@dataclass(frozen=True)
+class MatrixFacts:
+    """The stored bytes of one unit, and of the last one, of a matrix or of several that have the same axis and number
+    of units."""
+
+    axis: Axis
+    units: int
+    unit_bytes: int
+    last_bytes: int
+
+    def nbytes(self, shape: LayerShape, share: NodeShare) -> int:
+        held = units_of(share.along(self.axis), len(shape.whole.along(self.axis)), self.units)
+        shorter = self.unit_bytes - self.last_bytes if held and held.stop == self.units else 0
+        return len(held) * self.unit_bytes - shorter
+
+    def within(self, other: "MatrixFacts") -> bool:
+        """Whether every share has at least as many bytes in `other`."""
+        same = (self.axis, self.units) == (other.axis, other.units)
+        return same and self.unit_bytes <= other.unit_bytes and self.last_bytes <= other.last_bytes
+
+
+BlockFacts: TypeAlias = tuple[MatrixFacts, ...]
+
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """The stored bytes of a model's parts. They are bytes of one layer unless a comment says otherwise. A tuple has
-    the bytes of one unit of each matrix: the mean of all layers, rounded up."""
+    """The stored bytes of a model's parts."""
 
     shape: LayerShape
-    num_layers: int
-    query_unit_bytes: tuple[int, int]  # of q and o
-    kv_unit_bytes: tuple[int, int]  # of k and v
-    ffn_tile_bytes: tuple[int, int, int]  # of gate, up and down
-    last_tile_bytes: tuple[int, int, int]
-    resident_bytes: int
+    blocks: Mapping[BlockFacts, int]  # the number of blocks that are alike
+    #: (KV heads, tokens of a page) -> bytes of one head's part of a page, in all layers that keep keys so.
+    kv: Mapping[tuple[int, int], int]
+    resident_bytes: int  # of the layers' vectors and of matrices that are whole on every node
     head_bytes: int
-    kv_part_bytes: int  # of one KV head in one layer for a page
-    kv_page_tokens: int
+    replicated_bytes: int = 0  # of matrices that are whole on every node
     capacity_tokens: int = 0  # of the whole KV cache
     head_tile_bytes: int = 0  # of the LM head that are read at a time
     row_bytes: int = 0  # of a token's hidden state in f32
-    largest: float = 1.0  # a matrix in the layer where it is largest, beside the mean
     smaller_precision: str = ""  # the smallest precision; "" if the model is stored in it
     int8: bool = False  # the arithmetic of the layers
     head_int8: bool = False
@@ -59,15 +84,40 @@ class ModelFacts:
     name: str = "the model"  # for the user
 
     @property
-    def kv_head_bytes(self) -> int:
-        """Bytes of a KV head in all layers and pages."""
-        return self.num_layers * -(-self.capacity_tokens // self.kv_page_tokens) * self.kv_part_bytes
+    def exchanges(self) -> int:
+        """All-reduces of a sweep."""
+        return sum(self.blocks.values())
+
+    @property
+    def position_bytes(self) -> float:
+        """Bytes of a position in the whole KV cache."""
+        return sum(heads * nbytes / tokens for (heads, tokens), nbytes in self.kv.items())
 
     @cached_property
-    def blocks_of_layer(self) -> tuple[tuple[int, ...], ...]:
-        """Bytes of each matrix of a whole layer, by block."""
-        whole = NodeShare(Share(0, self.shape.heads), Share(0, self.shape.ffn_tiles))
-        return pieces_of_blocks(self, 1, whole)
+    def matrices(self) -> tuple[MatrixFacts, ...]:
+        """All layers' matrices, added up by axis and number of units."""
+        sums: dict[tuple[Axis, int], tuple[int, int]] = {}
+        for block, count in self.blocks.items():
+            for one in block:
+                unit, last = sums.get((one.axis, one.units), (0, 0))
+                sums[one.axis, one.units] = unit + count * one.unit_bytes, last + count * one.last_bytes
+        return tuple(MatrixFacts(*key, *nbytes) for key, nbytes in sums.items())
+
+    @cached_property
+    def largest_blocks(self) -> tuple[BlockFacts, ...]:
+        """The blocks that are not within another one."""
+        blocks = self.blocks
+        return tuple(one for one in blocks if not any(_is_within(one, other) for other in blocks))
+
+    @cached_property
+    def whole_blocks(self) -> tuple[tuple[int, ...], ...]:
+        """Bytes of each matrix of the largest blocks."""
+        return pieces_of_blocks(self, 1, self.shape.whole)
+
+    @cached_property
+    def whole_bytes(self) -> tuple[int, int]:
+        """Bytes of (the matrices that nodes divide, the KV cache)."""
+        return layers_bytes(self, self.shape.whole), kv_bytes(self, self.shape.whole)
 
 
 @dataclass(frozen=True)
@@ -109,41 +159,45 @@ class Infeasible:
     reason: str
 
 
-def model_facts(pack: Pack, *, head_dim: int, compute: Compute, kv: KVPrecision) -> ModelFacts:
-    """Returns facts of a model whose layers are alike, but for the precisions of matrices."""
-    layer, stored, int8 = pack.layout(0), KVFormat(kv, head_dim), compute == "int8"
-    layouts, largest = [pack.layout(number) for number in range(pack.num_layers)], 1.0
-
-    def mean(name: str, unit: int = 0) -> int:
-        nonlocal largest
-        sizes = [layout.matrix(name).unit_nbytes(unit) for layout in layouts]
-        largest = max(largest, max(sizes) * len(sizes) / sum(sizes))
-        return -(-sum(sizes) // len(sizes))
-
-    first = {one: mean(one) for one in ("q", "k", "v", "o", "gate", "up", "down")}
-    last = {one: mean(one, layer.matrix(one).units - 1) for one in ("gate", "up", "down")}
-    q4_nbytes = pack.num_layers * BlobLayout.of(pack.spec.layers[0], Precision.Q4).nbytes
+def model_facts(pack: Pack, *, compute: Compute, kv: KVPrecision) -> ModelFacts:
+    layouts, int8 = [pack.layout(number) for number in range(pack.num_layers)], compute == "int8"
+    blocks, parts = Counter[BlockFacts](), Counter[tuple[int, int]]()
+    for layout in layouts:
+        blocks.update(filter(None, (_block_facts(layout, axis) for axis in AXES)))
+        for matrix in layout.matrices:
+            if matrix.name == "k":  # a layer without it keeps no keys
+                stored = KVFormat(kv, matrix.rows_per_unit)
+                parts[matrix.units, stored.page_positions] += stored.part_nbytes
+    replicated = sum(matrix.nbytes for layout in layouts for matrix in layout.block(None))
     key, head = pack.head_matrix
-    head_layout = pack.layout(key)
+    head_layout, heads = pack.layout(key), len(pack.whole.attention)
     return ModelFacts(
-        shape=LayerShape(layer.matrix("q").units, layer.matrix("k").units, layer.matrix("gate").units),
-        num_layers=pack.num_layers,
-        query_unit_bytes=(first["q"], first["o"]),
-        kv_unit_bytes=(first["k"], first["v"]),
-        ffn_tile_bytes=(first["gate"], first["up"], first["down"]),
-        last_tile_bytes=(last["gate"], last["up"], last["down"]),
-        resident_bytes=layer.vectors_nbytes,
+        shape=LayerShape(heads, min((count for count, _ in parts), default=heads), len(pack.whole.ffn)),
+        blocks=blocks,
+        kv=parts,
+        resident_bytes=sum(layout.vectors_nbytes for layout in layouts) + replicated,
         head_bytes=head_layout.matrix(head).nbytes + pack.layout("head").vectors_nbytes,
-        kv_part_bytes=stored.part_nbytes,
-        kv_page_tokens=stored.page_positions,
+        replicated_bytes=replicated,
         head_tile_bytes=head_tile_bytes(pack),
-        row_bytes=4 * layer.matrix("q").cols,
-        largest=largest,
-        smaller_precision="q4" if q4_nbytes < sum(layout.nbytes for layout in layouts) else "",
+        row_bytes=4 * head_layout.matrix(head).cols,
+        smaller_precision="q4" if pack.q4_nbytes < sum(layout.nbytes for layout in layouts) else "",
         int8=int8,
         head_int8=int8 and head_layout.precision.quantised,
-        needs_native=int8 or stored.quantised,
+        needs_native=int8 or kv in ("q8", "q4"),
     )
+
+
+def _block_facts(layout: BlobLayout, axis: Axis) -> BlockFacts:
+    return tuple(
+        MatrixFacts(axis, one.units, one.unit_nbytes(0), one.unit_nbytes(one.units - 1))
+        for one in layout.block(axis)
+    )
+
+
+def _is_within(block: BlockFacts, other: BlockFacts) -> bool:
+    """Whether each matrix is within one of `other`, in order."""
+    others = iter(other)
+    return block != other and all(any(one.within(larger) for larger in others) for one in block)
 
 
 def base_bytes(model: ModelFacts, node: NodeFacts) -> int:
@@ -153,31 +207,29 @@ def base_bytes(model: ModelFacts, node: NodeFacts) -> int:
 
 def whole_need(model: ModelFacts, rank: int, share: NodeShare, node: NodeFacts) -> NodeNeed:
     """Returns the need of a node that holds its whole share in memory."""
-    kv_heads = len(kv_share(share.attention, model.shape.group_size))
-    layers = model.num_layers * (layer_bytes(model, share) + model.resident_bytes)
-    head = model.head_bytes if rank == 0 else 0
-    return NodeNeed(layers + head, kv_heads * model.kv_head_bytes, base_bytes(model, node))
+    layers, head = layers_bytes(model, share) + model.resident_bytes, model.head_bytes if rank == 0 else 0
+    return NodeNeed(layers + head, kv_bytes(model, share), base_bytes(model, node))
 
 
-def layer_bytes(model: ModelFacts, share: NodeShare) -> int:
-    return sum(map(sum, pieces_of_blocks(model, 1, share)))
+def kv_bytes(model: ModelFacts, share: NodeShare) -> int:
+    return sum(
+        len(units_of(share.attention, model.shape.heads, heads))
+        * -(-model.capacity_tokens // tokens)
+        * nbytes
+        for (heads, tokens), nbytes in model.kv.items()
+    )
+
+
+def layers_bytes(model: ModelFacts, share: NodeShare) -> int:
+    """Returns the bytes of a share's matrices in all layers, without replicated ones."""
+    return sum(one.nbytes(model.shape, share) for one in model.matrices)
 
 
 def pieces_of_blocks(model: ModelFacts, rank: int, share: NodeShare) -> tuple[tuple[int, ...], ...]:
-    """Returns the bytes of each nonempty matrix, by block. Rank 0 also has a tile of the LM head."""
-    heads, kv_heads = len(share.attention), len(kv_share(share.attention, model.shape.group_size))
-    (q, o), (k, v) = model.query_unit_bytes, model.kv_unit_bytes
-    has_last = len(share.ffn) > 0 and share.ffn.stop == model.shape.ffn_tiles
-    tiles = zip(model.ffn_tile_bytes, model.last_tile_bytes, strict=True)
-    ffn = [(len(share.ffn) - has_last) * tile + has_last * last for tile, last in tiles]
-    head = (model.head_tile_bytes if rank == 0 else 0,)
-    blocks = ((heads * q, kv_heads * k, kv_heads * v, heads * o), ffn, head)
-    return tuple(tuple(size for size in sizes if size) for sizes in blocks)
-
-
-def enlarged(model: ModelFacts, blocks: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
-    """Returns bytes for a ring that holds the largest layer, from those of a layer in the mean."""
-    return [[math.ceil(size * model.largest) for size in sizes] for sizes in blocks]
+    """Returns the bytes of each nonempty matrix of the largest blocks. Rank 0 also has a tile of the LM head."""
+    blocks = [[one.nbytes(model.shape, share) for one in block] for block in model.largest_blocks]
+    head = [model.head_tile_bytes if rank == 0 else 0]
+    return tuple(tuple(filter(None, sizes)) for sizes in (*blocks, head))
 
 
 def node_need(model: ModelFacts, rank: int, share: NodeShare, node: NodeFacts) -> NodeNeed | Infeasible:
@@ -203,7 +255,7 @@ def node_need(model: ModelFacts, rank: int, share: NodeShare, node: NodeFacts) -
 def smallest_bytes(model: ModelFacts, rank: int, share: NodeShare, node: NodeFacts) -> int:
     """Returns the least memory with which the node works."""
     whole = whole_need(model, rank, share, node)
-    matrices, blocks = _matrix_bytes(model, whole), enlarged(model, pieces_of_blocks(model, rank, share))
+    matrices, blocks = _matrix_bytes(model, whole), pieces_of_blocks(model, rank, share)
     window = _window(blocks, matrices, node.keeping)
     return whole.total_bytes - matrices + _least(blocks, matrices, window, node.keeping)
 
@@ -211,7 +263,7 @@ def smallest_bytes(model: ModelFacts, rank: int, share: NodeShare, node: NodeFac
 def node_seconds(model: ModelFacts, share: NodeShare, node: NodeFacts, need: NodeNeed) -> float:
     """Predicts a sweep's seconds in all layers."""
     loading = need.streamed_bytes / node.disk_bytes_per_s if node.disk_bytes_per_s else 0.0
-    return max(model.num_layers * layer_bytes(model, share) / node.speed, loading)
+    return max((layers_bytes(model, share) + model.replicated_bytes) / node.speed, loading)
 
 
 def head_seconds(model: ModelFacts, node: NodeFacts) -> float:
@@ -227,7 +279,7 @@ def _held(
     has_room = node.memory_bytes is None or whole.total_bytes <= node.memory_bytes
     if has_room and keeping.pin == "auto" and not (keeping.window_bytes or keeping.window_blocks):
         return replace(whole, weights=WeightMemory(matrices, 0, "all", keeping.direct))
-    blocks = enlarged(model, pieces_of_blocks(model, rank, share))
+    blocks = pieces_of_blocks(model, rank, share)
     window = _window(blocks, matrices, keeping)
     least = _least(blocks, matrices, window, keeping)
     enough = max(matrices, least)  # a ring may be larger than all matrices of a small model
@@ -265,4 +317,4 @@ def _window(blocks: Sequence[Sequence[int]], matrices: int, keeping: Keeping) ->
 
 
 def _matrix_bytes(model: ModelFacts, whole: NodeNeed) -> int:
-    return whole.weight_bytes - model.num_layers * model.resident_bytes
+    return whole.weight_bytes - model.resident_bytes

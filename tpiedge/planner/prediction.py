@@ -64,7 +64,7 @@ def _reduce_s(model: ModelFacts, machines: Sequence[MachineFacts]) -> float:
     row_s = sum(model.row_bytes / worker.link_bytes_per_s for worker in workers if worker.link_bytes_per_s)
     round_trip_s = max(worker.round_trip_s for worker in workers)
     once_s = round_trip_s / 2 + row_s if len(workers) == 1 else round_trip_s + 2 * row_s
-    return 2 * model.num_layers * once_s
+    return model.exchanges * once_s
 
 
 def measured(machines: Sequence[MachineFacts]) -> list[MachineFacts]:

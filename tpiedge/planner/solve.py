@@ -3,20 +3,20 @@
 Without all-reduces, a step takes max_i(fraction_i * bytes of all layers / speed_i) + head_bytes / head_speed_0 seconds.
 Rank 0 computes the LM head after the last all-reduce, so the LM head's time does not change the shares.
 
-Attention and FFN are cut independently (TPI-LLM, section 3.1). Attention is cut at KV heads. If more nodes than KV
-heads take part, it is cut at query heads, with replicated KV heads.
+Attention and FFN are cut independently (TPI-LLM, section 3.1). Attention is cut at the KV heads of the layer that has
+fewest. If more nodes than these take part, it is cut at query heads, with replicated KV heads.
 """
 
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import TypeAlias
 
 from tpiedge.errors import UserError
-from tpiedge.pack.share import NodeShare, Share, kv_share
-from tpiedge.planner.fractions import fractions, node_bound, shortage
+from tpiedge.pack.share import NodeShare, Share
+from tpiedge.planner.fractions import fractions, least_sweep_s, node_bound, shortage
 from tpiedge.planner.needs import (
     Infeasible,
     LayerShape,
@@ -175,7 +175,7 @@ def solve(model: ModelFacts, nodes: Sequence[NodeFacts]) -> Plan | Infeasible:
         without_disk = [replace(node, disk_bytes_per_s=None) for node in nodes]
         in_memory = _of_fractions(model, without_disk, held[0], math.inf)
     found = _fastest(in_memory)
-    if found is not None and found.layers_s <= _CLOSE / sum(bound.computed_per_s for bound in bounds):
+    if found is not None and found.layers_s <= _CLOSE * least_sweep_s(bounds):
         return found
     plans = [*in_memory, *_of_fractions(model, nodes, *streaming)]
     return _fastest(plans) or plans[-1]
@@ -203,18 +203,10 @@ def _of_fractions(
 
 
 def _timed(model: ModelFacts, nodes: Sequence[NodeFacts]) -> _SecondsOf:
-    known: dict[tuple[int, int, int, int, bool], float] = {}
-
+    @cache
     def seconds_of(rank: int, share: NodeShare) -> float:
-        kv_heads = kv_share(share.attention, model.shape.group_size)
-        is_last = share.ffn.stop == model.shape.ffn_tiles
-        size = rank, len(share.attention), len(kv_heads), len(share.ffn), is_last
-        if size not in known:
-            need = node_need(model, rank, share, nodes[rank])
-            known[size] = math.inf
-            if isinstance(need, NodeNeed):
-                known[size] = node_seconds(model, share, nodes[rank], need)
-        return known[size]
+        need = node_need(model, rank, share, nodes[rank])
+        return node_seconds(model, share, nodes[rank], need) if isinstance(need, NodeNeed) else math.inf
 
     return seconds_of
 

@@ -4,6 +4,7 @@ import pytest
 from msgspec import structs
 
 from tests.unit.master.players import offer
+from tests.unit.planner.models import alike
 from tpiedge.kernels.shared_library import NO_ISA
 from tpiedge.master.assignments import Assignments
 from tpiedge.master.placement import OWN_NAME, NodePlacement
@@ -17,7 +18,7 @@ from tpiedge.wire.probing import LinkSpeed
 
 SHAPE = LayerShape(heads=8, kv_heads=4, ffn_tiles=16)
 TILE = (MIB // 3, MIB // 3, MIB - 2 * (MIB // 3))
-MODEL = ModelFacts(SHAPE, 4, (MIB // 2,) * 2, (MIB // 2,) * 2, TILE, TILE, 0, MIB, 8192, 8)
+MODEL = alike(4, SHAPE, ((MIB // 2,) * 2, (MIB // 2,) * 2, TILE), resident_bytes=0, head_bytes=MIB)
 
 
 def placement(

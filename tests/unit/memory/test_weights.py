@@ -135,7 +135,7 @@ def test_damage_in_the_embedding_is_seen_at_first_use(
 
 def test_share_beyond_model_is_refused(make_pack: MakePack) -> None:
     for share in (NodeShare(Share(0, 7), Share(0, 2)), NodeShare(Share(0, 6), Share(0, 3))):
-        with pytest.raises(UserError, match="has units 0 to"):
+        with pytest.raises(UserError, match="do not go with a matrix of"):
             NodeWeights(make_pack(), share, rank0=False)
 
 

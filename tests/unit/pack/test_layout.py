@@ -142,8 +142,7 @@ def test_share_of_layer_has_expected_units_and_bytes(make_pack: Callable[..., Pa
     pack = make_pack()
     layout = pack.layout(0)
     share = NodeShare(Share(1, 4), Share(1, 2))
-    assert layout.group_size == 2
-    held = {name: share_of_matrix(name, share, 2) for name in ("q", "o", "k", "v", "gate", "up", "down")}
+    held = {matrix.name: share_of_matrix(matrix, share, pack.whole) for matrix in layout.matrices}
     assert held["q"] == held["o"] == Share(1, 4)
     assert held["k"] == held["v"] == Share(0, 2)  # the KV heads that cover query heads 1, 2, 3
     assert held["gate"] == held["down"] == Share(1, 2)
@@ -152,8 +151,8 @@ def test_share_of_layer_has_expected_units_and_bytes(make_pack: Callable[..., Pa
     assert pack.share_bytes(0, NodeShare(Share(0, 0), Share(0, 0))) == layout.vectors_nbytes
     everything = NodeShare(Share(0, 6), Share(0, 2))
     assert pack.share_bytes(0, everything) == layout.nbytes
-    with pytest.raises(UserError, match="not one of a layer's"):
-        share_of_matrix("head", share, 2)
+    (head_matrix,) = pack.layout("head").matrices
+    assert share_of_matrix(head_matrix, share, pack.whole) == Share(head_matrix.units)
 
 
 @pytest.mark.parametrize(

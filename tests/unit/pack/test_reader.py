@@ -12,6 +12,7 @@ from tests.unit.pack.stored import flip
 from tpiedge.errors import IntegrityError, ReadFault, TpiedgeError, UserError
 from tpiedge.pack.manifest import load_manifest, manifest_text
 from tpiedge.pack.reader import Pack, verify_pack
+from tpiedge.pack.share import NodeShare, Share
 from tpiedge.pack.specs import Precision
 
 MakePack = Callable[..., Pack]
@@ -22,7 +23,7 @@ def test_pack_reports_its_contents(make_pack: MakePack) -> None:
     assert (pack.precision, pack.num_layers, pack.config["hidden_size"]) == (Precision.BF16, 2, 60)
     assert pack.keys == ("embedding", 0, 1, "head")
     assert pack.head_matrix == ("head", "head")
-    assert pack.layout(0).group_size == 2
+    assert pack.whole == NodeShare(Share(6), Share(2))
     assert pack.nbytes == sum(pack.blob_path(key).stat().st_size for key in pack.keys)
     with pytest.raises(UserError, match="has layers 0 to 1, not 2"):
         pack.layout(2)

@@ -120,7 +120,7 @@ def test_refusal_names_least_memory_needed():
 )
 @pytest.mark.parametrize("resident_bytes", [0, MIB])
 def test_minimum_memory_named_to_worker_is_exact(keeping, resident_bytes):
-    model = replace(MODEL, resident_bytes=resident_bytes, name="demo")
+    model = replace(MODEL, resident_bytes=32 * resident_bytes, name="demo")
     refusal = too_small(model, worker("tiny", GIB, memory_bytes=100 * MIB, keeping=keeping))
     assert refusal is not None
     assert refusal.kind == "too small"

@@ -2,22 +2,18 @@ from dataclasses import replace
 
 import pytest
 
+from tests.unit.planner.models import alike
 from tpiedge.planner.needs import NODE_BASE_BYTES, Infeasible, LayerShape, ModelFacts, NodeFacts
 from tpiedge.planner.solve import Plan, solve
 from tpiedge.units import GIB, MIB
 
 # 32 layers of 100 MiB, of which a third is attention; 1 GiB of head.
-MODEL = ModelFacts(
-    shape=LayerShape(heads=32, kv_heads=8, ffn_tiles=64),
-    num_layers=32,
-    query_unit_bytes=(MIB // 4, MIB // 4),
-    kv_unit_bytes=(MIB, MIB),
-    ffn_tile_bytes=(MIB // 3, MIB // 3, MIB - 2 * (MIB // 3)),
-    last_tile_bytes=(MIB // 3, MIB // 3, MIB - 2 * (MIB // 3)),
-    resident_bytes=4096,
+MODEL = alike(
+    32,
+    LayerShape(heads=32, kv_heads=8, ffn_tiles=64),
+    ((MIB // 4, MIB // 4), (MIB, MIB), (MIB // 3, MIB // 3, MIB - 2 * (MIB // 3))),
+    resident_bytes=32 * 4096,
     head_bytes=GIB,
-    kv_part_bytes=8192,
-    kv_page_tokens=8,
     capacity_tokens=100,
 )
 
@@ -37,17 +33,14 @@ def test_a_refusal_says_what_to_do(smaller: str, remedies: str) -> None:
 
 
 def small_model(heads: int, kv_heads: int, ffn_tiles: int, last_mib: int = 8) -> ModelFacts:
-    return ModelFacts(
-        shape=LayerShape(heads, kv_heads, ffn_tiles),
-        num_layers=4,
-        query_unit_bytes=(5 * MIB, 5 * MIB),
-        kv_unit_bytes=(2 * MIB, 3 * MIB),
-        ffn_tile_bytes=(3 * MIB, 3 * MIB, 2 * MIB),
-        last_tile_bytes=(0, 0, last_mib * MIB),
-        resident_bytes=MIB,
+    return alike(
+        4,
+        LayerShape(heads, kv_heads, ffn_tiles),
+        ((5 * MIB, 5 * MIB), (2 * MIB, 3 * MIB), (3 * MIB, 3 * MIB, 2 * MIB)),
+        (0, 0, last_mib * MIB),
+        (0, 8),
+        resident_bytes=4 * MIB,
         head_bytes=0,
-        kv_part_bytes=0,
-        kv_page_tokens=8,
     )
 
 

@@ -8,35 +8,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpiedge.kernels.kv_format import KVFormat
-from tpiedge.kv.cache import KVCache, LayerKV
+from tests.unit.planner.models import alike
 from tpiedge.lab.random_weights import RandomSource
 from tpiedge.memory.residency import smallest_ring
 from tpiedge.memory.sweep import Placement, Sweep, place
 from tpiedge.pack.layout import Storage
 from tpiedge.pack.reader import Pack
-from tpiedge.pack.share import NodeShare, Share, kv_share
+from tpiedge.pack.share import NodeShare, Share
 from tpiedge.pack.specs import CHOICES, BlobSpec, MatrixSpec, ModelSpec, Precision
 from tpiedge.pack.writer import write_pack
 from tpiedge.planner import needs
 from tpiedge.planner.solve import solve
 from tpiedge.units import GIB, MIB
-from tpiedge.wire.fields import Keeping, KVPrecision
+from tpiedge.wire.fields import Keeping
 
 PIECE = 128 * 1024
 SHARE = NodeShare(Share(0, 4), Share(0, 1))
 # Four layers of a piece each for q, k, v, o, gate, up and down.
-MODEL = needs.ModelFacts(
-    shape=needs.LayerShape(heads=4, kv_heads=4, ffn_tiles=1),
-    num_layers=4,
-    query_unit_bytes=(PIECE // 4, PIECE // 4),
-    kv_unit_bytes=(PIECE // 4, PIECE // 4),
-    ffn_tile_bytes=(PIECE,) * 3,
-    last_tile_bytes=(PIECE,) * 3,
+MODEL = alike(
+    4,
+    needs.LayerShape(heads=4, kv_heads=4, ffn_tiles=1),
+    ((PIECE // 4,) * 2, (PIECE // 4,) * 2, (PIECE,) * 3),
     resident_bytes=0,
     head_bytes=0,
-    kv_part_bytes=8192,
-    kv_page_tokens=8,
     capacity_tokens=10,
 )
 NODE = needs.NodeFacts(1.0)
@@ -102,7 +96,7 @@ def write(
 )
 def test_planned_piece_sizes_equal_the_packs(tmp_path, precision, heads, kv_heads, ffn, hidden, vocab):
     pack = write(tmp_path / "pack", precision, heads, kv_heads, ffn, hidden, vocab)
-    model = replace(needs.model_facts(pack, head_dim=64, compute="f32", kv="f32"), capacity_tokens=10)
+    model = replace(needs.model_facts(pack, compute="f32", kv="f32"), capacity_tokens=10)
     assert model.smaller_precision == ("" if precision is Precision.Q4 else "q4")
     tiles = -(-ffn // 128)
     shares = [NodeShare(Share(0, heads), Share(0, tiles)), NodeShare(Share(1, heads), Share(1, tiles))]
@@ -116,15 +110,14 @@ def test_planned_piece_sizes_equal_the_packs(tmp_path, precision, heads, kv_head
 
 
 def test_layers_with_larger_matrices_fit_the_plan(tmp_path: Path) -> None:
-    """Layer 1 has a matrix in twice the bits. Plans count the layers' mean, and rings hold the largest."""
+    """Layer 1 has a matrix in twice the bits. Rings hold the largest."""
     kept = dict.fromkeys(("1.v", "1.down"), Precision.Q8)
     storage = Storage(Precision.Q4, Precision.BF16, Precision.Q8, kept=kept)
     pack = write(tmp_path / "pack", storage, 4, 2, 384, 256, 512)
-    model = replace(needs.model_facts(pack, head_dim=64, compute="int8", kv="f32"), capacity_tokens=10)
+    model = replace(needs.model_facts(pack, compute="int8", kv="f32"), capacity_tokens=10)
     for rank, share in enumerate((NodeShare(Share(0, 4), Share(0, 3)), NodeShare(Share(1, 4), Share(1, 2)))):
         sizes = Sweep.of(pack, share, False).sizes
-        stored, planned = sum(map(sum, sizes)), 3 * needs.layer_bytes(model, share)
-        assert stored <= planned <= stored + 3 * 4 * 7
+        assert sum(map(sum, sizes)) == needs.layers_bytes(model, share)
         _check_placement(model, rank, share, Sweep.of(pack, share, rank == 0).sizes)
 
 
@@ -143,23 +136,14 @@ def _check_placement(
         assert sum(pieces) - placement.pinned_bytes(pieces) <= need.streamed_bytes + max(pieces)
 
 
-TILE = (MIB // 3, MIB // 3, MIB - 2 * (MIB // 3))
-LARGE = needs.ModelFacts(
-    needs.LayerShape(32, 8, 64), 32, (MIB // 4,) * 2, (MIB,) * 2, TILE, TILE, 4096, GIB, 1024, 16 * MIB
+LARGE = alike(
+    32,
+    needs.LayerShape(32, 8, 64),
+    ((MIB // 4,) * 2, (MIB,) * 2, (MIB // 3, MIB // 3, MIB - 2 * (MIB // 3))),
+    kv=(1024, 16 * MIB),
+    resident_bytes=32 * 4096,
+    head_bytes=GIB,
 )
-
-
-@pytest.mark.parametrize("head_dim", [64, 100, 128])
-@pytest.mark.parametrize("kv", ["f32", "bf16", "q8", "q4"])
-def test_planned_kv_bytes_equal_cache_reservation(kv: KVPrecision, head_dim: int) -> None:
-    stored = KVFormat(kv, head_dim)
-    model = replace(
-        LARGE, kv_part_bytes=stored.part_nbytes, kv_page_tokens=stored.page_positions, capacity_tokens=1000
-    )
-    share = NodeShare(Share(0, 3), Share(0, 2))
-    heads = len(kv_share(share.attention, model.shape.group_size))
-    cache = KVCache([LayerKV(heads, stored)] * model.num_layers, slots=1, capacity=1000)
-    assert needs.whole_need(model, 1, share, NODE).kv_bytes == cache.reserved_bytes > 0
 
 
 def _nodes(count: int) -> st.SearchStrategy[list[needs.NodeFacts]]:
