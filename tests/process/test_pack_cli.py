@@ -5,6 +5,8 @@ import pytest
 import torch
 from safetensors import safe_open
 
+from tests.reference import answered
+
 SPEED = ("seconds", "source_bytes", "source_bytes_per_s")
 
 
@@ -97,3 +99,11 @@ def test_chat_works_through_a_pipe(tpiedge, generate, text_model):
     twice = generate("--model", text_model, "--raw", "--prompt", f"ba be {first} bi bo ", "--max-tokens", 5)
     assert f" {second}" == twice["text"]
     assert cleared == first
+
+
+def test_the_text_of_a_model_with_more_is_unpacked_as_a_model_of_text(here, references, tmp_path):
+    found = references("mistral3")
+    assert here("pack", found.folder, "--out", tmp_path / "pack").status == 0
+    assert here("unpack", tmp_path / "pack", tmp_path / "back").status == 0
+    again = answered(found.case, tmp_path / "back")
+    assert (again.logits_TV == found.logits_TV).all()

@@ -10,8 +10,8 @@ from tpiedge.errors import UserError
 from tpiedge.kernels.quantise import QuantisationError
 from tpiedge.local.catalogue import check_free, load_label, name_pack, packs_folder, save_label, write_files
 from tpiedge.model.checkpoint import Checkpoint
-from tpiedge.model.config import MAX_CONFIG_BYTES, POOLING_FILE, POOLING_FOLDER
-from tpiedge.model.folder import TEXT_FILES, has_file, list_files, read_bytes, read_json
+from tpiedge.model.config import MAX_CONFIG_BYTES, POOLING_FILE, POOLING_FOLDER, text_fields
+from tpiedge.model.folder import TEXT_FILES, ConfigFields, has_file, list_files, read_bytes, read_json
 from tpiedge.model.gguf.model import GgufModel
 from tpiedge.model.quantisation import QUANTISATION_KEY, rounded_matrices
 from tpiedge.model.source import DEMO, pulled_name, resolve_model
@@ -80,10 +80,11 @@ def pack_model(
 
 def _keep_text(checkpoint: Checkpoint, text: Path) -> None:
     keep_text_files(checkpoint.folder, text)
+    saved = ConfigFields("config.json", read_json(text, "config.json", MAX_CONFIG_BYTES))
+    config = dict(text_fields(saved).values)  # an export of the pack has the names of a model of text alone
     if checkpoint.quantisation:
-        # An export of the pack has plain numbers.
-        config = dict(read_json(text, "config.json", MAX_CONFIG_BYTES))
-        config.pop(QUANTISATION_KEY, None)
+        config.pop(QUANTISATION_KEY, None)  # and plain numbers
+    if config != saved.values:
         write_files(text, {"config.json": json.dumps(config, indent=2).encode()})
 
 

@@ -132,17 +132,8 @@ class ModelConfig:
         config = ConfigFields(where, values)
         name = config.choice("model_type", [*FAMILIES, *WRAPPERS])
         _refuse_unsupported(config, "ForConditionalGeneration" if name in WRAPPERS else "ForCausalLM")
-        if name in WRAPPERS:
-            inner = config.fields("text_config")
-            text = {
-                "model_type": WRAPPERS[name],
-                **inner.values,
-                "tie_word_embeddings": True,
-                **_outer(config),
-            }
-            config = ConfigFields(inner.where, text)
-            name = config.choice("model_type", FAMILIES)
-        family = FAMILIES[name]
+        config = text_fields(config)
+        family = FAMILIES[config.choice("model_type", FAMILIES)]
         return _checked(config, _parsed(_with_defaults(config, family), family))
 
     def to_json(self) -> dict[str, Any]:
@@ -251,10 +242,17 @@ class _AlikeLayers:
         )
 
 
-def _outer(config: ConfigFields) -> Mapping[str, object]:
-    """Returns what a model with more than text says outside of its `text_config`."""
+def text_fields(config: ConfigFields) -> ConfigFields:
+    """Returns the config of a model with more than text as one of its text alone. Others stay as they are."""
+    name = WRAPPERS.get(str(config.raw("model_type")))
+    if name is None:
+        return config
+    inner = config.fields("text_config")
+    name = inner.choice("model_type", FAMILIES, name)
     keys = ("tie_word_embeddings", "dtype", "torch_dtype", "bos_token_id", "eos_token_id")
-    return {key: config.values[key] for key in keys if config.raw(key) is not None}
+    outer = {key: config.values[key] for key in keys if config.raw(key) is not None}
+    names = {"model_type": name, "architectures": [f"{FAMILIES[name].name}ForCausalLM"]}
+    return ConfigFields(inner.where, {**inner.values, **names, "tie_word_embeddings": True, **outer})
 
 
 def _with_defaults(config: ConfigFields, family: Family) -> ConfigFields:

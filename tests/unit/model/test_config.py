@@ -102,6 +102,7 @@ WINDOWED = {"use_sliding_window": True, "sliding_window": 32}
         ({"model_type": "mistral", "sliding_window": 32}, (32, 32)),
         ({"model_type": "mistral", "sliding_window": None}, (None, None)),
         ({"model_type": "mistral"}, (4096, 4096)),
+        ({"model_type": "mistral", "layer_types": ["sliding_attention", "full_attention"]}, (4096, None)),
         ({"model_type": "qwen2", "sliding_window": 32}, (None, None)),
         ({"model_type": "qwen2", "max_window_layers": 1, **WINDOWED}, (None, 32)),
         ({"model_type": "qwen3", "max_window_layers": 0, **WINDOWED}, (32, 32)),
@@ -120,8 +121,10 @@ def test_sliding_windows_follow_model_family(
 
     values = small_config | changes
     assert tuple(layer.attention.window for layer in parse(values).layers) == windows
+    if values["model_type"] == "mistral" and "layer_types" in values:
+        values["model_type"] = "ministral"  # as AutoConfig.from_pretrained does
     theirs = AutoConfig.for_model(**values)
-    if values["model_type"] in ("qwen2", "qwen3"):
+    if values["model_type"] in ("ministral", "qwen2", "qwen3"):
         kinds = tuple(
             theirs.sliding_window if kind == "sliding_attention" else None for kind in theirs.layer_types
         )
@@ -233,6 +236,15 @@ def test_impossible_windows_are_refused(
 ) -> None:
     with pytest.raises(UserError, match=named):
         parse(small_config | {"model_type": "qwen2"} | changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [({"type": "linear"}, "type is not"), ({"rope_type": "yarn", "truncate": False}, "truncate")],
+)
+def test_scalings_of_gemma_that_transformers_ignores_are_refused(changes: dict[str, Any], named: str) -> None:
+    with pytest.raises(UserError, match=rf"rope_scaling: {named}"):
+        parse(preset("gemma3-4b") | {"rope_scaling": {"factor": 8.0, **changes}})
 
 
 JSON_VALUES = st.recursive(

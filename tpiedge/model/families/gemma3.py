@@ -27,6 +27,11 @@ def _ropes(config: ConfigFields, positions: int, windows: Windows) -> Ropes:
         config.refuse("rope_parameters", "does not say what full_attention and sliding_attention have")
     full = by_type.fields("full_attention") if is_new else config.fields("rope_scaling")
     local = by_type.fields("sliding_attention")
+    for one in (full, local):  # transformers ignores both
+        if one.raw("type") is not None and one.raw("rope_type") is None:
+            one.refuse("type", "is not rope_type")
+        if not one.flag("truncate", True):
+            one.refuse("truncate", "is not supported")
     theta = config.number("rope_theta", 1.0001, 1e12, 1_000_000.0)
     local_theta = config.number("rope_local_base_freq", 1.0001, 1e12, 10_000.0)
     # `positions` counts those that a scaling adds.

@@ -1,11 +1,12 @@
 """Mistral 7B, Nemo and Small."""
 
-from tpiedge.model.families.family import Family, Windows, common, shape, window_size
+from tpiedge.model.families.family import Family, Windows, common, shape, typed_windows, window_size
 from tpiedge.model.folder import ConfigFields
 
 
 def _windows(config: ConfigFields, layers: int) -> Windows:
-    return (window_size(config, 4096),) * layers
+    window = window_size(config, 4096)
+    return (window,) * layers if config.raw("layer_types") is None else typed_windows(config, layers, window)
 
 
 _MISTRAL = common("Mistral", 1e-5, 10000.0, bos_token_id=1, eos_token_id=2, sliding_window=4096)
