@@ -14,12 +14,12 @@ MAX_HEADS = 4096
 MAX_HEAD_DIM = 1024
 MAX_FFN = 1 << 20
 
-Activation: TypeAlias = Literal["silu", "gelu_pytorch_tanh"]
+ActivationName: TypeAlias = Literal["silu", "gelu_pytorch_tanh"]
 """As `hidden_act` of config.json."""
 Norms: TypeAlias = Literal["before", "around"]
 """Whether a block has a norm of its input only, or also one of its result."""
 
-_Heads = Annotated[int, Meta(ge=1, le=MAX_HEADS)]
+Heads = Annotated[int, Meta(ge=1, le=MAX_HEADS)]
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,8 @@ class Attention:
     """Query heads of `width` columns, in equal groups that share a KV head. Position p attends to q with p - window < q
     <= p (None: to all q <= p)."""
 
-    heads: _Heads
-    kv_heads: _Heads
+    heads: Heads
+    kv_heads: Heads
     width: Annotated[int, Meta(ge=2, le=MAX_HEAD_DIM)]
     rope: RopeConfig | None  # None: heads are not rotated
     window: Positions | None = None
@@ -56,7 +56,7 @@ class FFN:
 
     columns: Annotated[int, Meta(ge=1, le=MAX_FFN)]
     bias: bool = False
-    activation: Activation = "silu"
+    activation: ActivationName = "silu"
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,17 @@ import msgspec
 from msgspec import Meta
 
 from tpiedge.errors import UserError
-from tpiedge.model.blocks import FFN, MAX_FFN, MAX_HEAD_DIM, MAX_HEADS, Activation, Attention, Layer, Norms
+from tpiedge.model.blocks import (
+    FFN,
+    MAX_FFN,
+    MAX_HEAD_DIM,
+    MAX_HEADS,
+    ActivationName,
+    Attention,
+    Heads,
+    Layer,
+    Norms,
+)
 from tpiedge.model.families import FAMILIES, WRAPPERS
 from tpiedge.model.families.family import Factors, Family
 from tpiedge.model.folder import ConfigFields, has_file, parse_json, read_bytes, read_json
@@ -34,8 +44,7 @@ _DTYPES = ("float32", "float16", "bfloat16")
 _EXPERT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 _Hidden = Annotated[int, Meta(ge=1, le=_MAX_WIDTH)]
-_Heads = Annotated[int, Meta(ge=1, le=MAX_HEADS)]
-_Vocabulary = Annotated[int, Meta(ge=1, le=_MAX_VOCAB)]
+_VocabularySize = Annotated[int, Meta(ge=1, le=_MAX_VOCAB)]
 _Eps = Annotated[float, Meta(ge=_MIN_EPS, le=_MAX_EPS)]
 _Token = Annotated[int, Meta(ge=0)]
 _EosIds = Annotated[tuple[_Token, ...], Meta(max_length=_MAX_EOS_IDS)]
@@ -47,7 +56,7 @@ class ModelConfig:
 
     model_type: str
     hidden_size: _Hidden
-    vocab_size: _Vocabulary
+    vocab_size: _VocabularySize
     layers: Annotated[tuple[Layer, ...], Meta(min_length=1, max_length=_MAX_LAYERS)]
     rms_norm_eps: _Eps
     max_position_embeddings: Positions
@@ -172,10 +181,10 @@ class _AlikeLayers:
     hidden_size: _Hidden
     intermediate_size: Annotated[int, Meta(ge=1, le=MAX_FFN)]
     num_layers: Annotated[int, Meta(ge=1, le=_MAX_LAYERS)]
-    num_heads: _Heads
-    num_kv_heads: _Heads
+    num_heads: Heads
+    num_kv_heads: Heads
     head_dim: Annotated[int, Meta(ge=2, le=MAX_HEAD_DIM)]
-    vocab_size: _Vocabulary
+    vocab_size: _VocabularySize
     rms_norm_eps: _Eps
     rope: RopeConfig
     max_position_embeddings: Positions
@@ -304,9 +313,9 @@ def _parsed(config: ConfigFields, family: Family) -> ModelConfig:
     )
 
 
-def _activation(config: ConfigFields, family: Family) -> Activation:
+def _activation(config: ConfigFields, family: Family) -> ActivationName:
     usual = str(family.defaults.get(family.activation_key, "silu"))
-    return cast(Activation, config.choice(family.activation_key, get_args(Activation), usual))
+    return cast(ActivationName, config.choice(family.activation_key, get_args(ActivationName), usual))
 
 
 def _refuse_unsupported(config: ConfigFields, end: str) -> None:
