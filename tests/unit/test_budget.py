@@ -120,10 +120,12 @@ COUNTS: Final[Mapping[str, int]] = {
     "numbers that modules name": 514,
     # Raised for what a model of a running master needs.
     "functions with more than 5 parameters": 43,
-    "classes with more than 8 attributes": 90,
+    # Raised by what a layer's attention and a family have.
+    "classes with more than 8 attributes": 91,
     "private names of libraries": 0,
     # Raised for turns of models, and for verbs, units and results that readers missed.
-    "words of docstrings": 41070,
+    # Raised for families, layers that differ, and what kernels may leave out.
+    "words of docstrings": 42400,
 }
 
 

@@ -240,13 +240,16 @@ class Engine:
         if fused is not None:
             return fused.run(rows.x_CH, spans, *rotation)
         of_layer = self.config.layers[layer].attention
+        width = of_layer.width
         h_CH = self._norm(rows.x_CH, weights, "attention_norm")
         layout, pool, factors = self.cache.layouts[layer], self.linear.pool, self.config.factors
         own = {"q": self._share.attention, "k": self._kv[layer], "v": self._kv[layer]}
         names = [name for name in own if name in weights.matrices]
         products = self.linear.project_many(h_CH, [weights.matrices[name] for name in names])
         q_Cnd, *kept_CKd = (
-            self._heads(y_CP, weights, name, own[name], of_layer.width, rotation)
+            self._heads(
+                name, y_CP.view(len(y_CP), len(own[name]), -1)[..., :width], own[name], weights, rotation
+            )
             for name, y_CP in zip(names, products, strict=True)
         )
         if kept_CKd:
@@ -265,13 +268,12 @@ class Engine:
         return rms_norm(x, weights.vectors[name], self.config.rms_norm_eps, self.linear.pool)
 
     def _heads(
-        self, y_CP: Tensor, weights: BlockWeights, name: str, heads: Share, width: int, rotation: Rotations
+        self, name: str, x_Cnd: Tensor, heads: Share, weights: BlockWeights, rotation: Rotations
     ) -> Tensor:
         """Returns `heads` of q, k or v as attention takes them, [C, heads, d]."""
-        x_Cnd = y_CP.view(y_CP.shape[0], len(heads), -1)[..., :width]
         bias = weights.vectors.get(f"{name}_bias")
         if bias is not None:
-            x_Cnd = x_Cnd + bias.view(-1, width)[heads.start : heads.stop]
+            x_Cnd = x_Cnd + bias.view(-1, x_Cnd.shape[-1])[heads.start : heads.stop]
         if f"{name}_norm" in weights.vectors:
             x_Cnd = self._norm(x_Cnd, weights, f"{name}_norm")
         if name == "v":

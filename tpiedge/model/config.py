@@ -384,6 +384,11 @@ def _checked(config: ConfigFields, model: ModelConfig) -> ModelConfig:
             if earlier.keys_of is not None or own != theirs:
                 needed = f"an earlier layer with its own keys, of {own[0]} KV heads {own[1]} wide"
                 config.refuse("keys_of", f"of layer {number} is {used}, not {needed}")
+        rope, width = attention.rope, attention.width
+        if rope and rope.kind == "longrope" and 2 * len(rope.short_factor) != rope.rotated(width):
+            config.refuse(
+                "short_factor", f"has {len(rope.short_factor)} numbers for heads of {width} columns"
+            )
     return model
 
 

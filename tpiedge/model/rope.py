@@ -15,6 +15,7 @@ USUAL_KINDS: tuple[str, ...] = get_args(RopeKind)[:-1]
 MAX_POSITIONS = 1 << 27
 Positions = Annotated[int, Meta(ge=1, le=MAX_POSITIONS)]
 _MIN_FACTOR, _MAX_FACTOR = 1e-3, 1e6
+_ORIGINAL, _PART = "original_max_position_embeddings", "partial_rotary_factor"
 _Factor = Annotated[float, Meta(ge=_MIN_FACTOR, le=_MAX_FACTOR)]
 
 
@@ -46,8 +47,8 @@ class RopeConfig:
         return {name: value for name, value in asdict(self).items() if name not in new or value != new[name]}
 
     def rotated(self, width: int) -> int:
-        """Returns how many columns of a head of so many are rotated."""
-        return int(width * self.part)
+        """Returns how many columns of a head of so many are rotated, an even number."""
+        return -2 * (-int(width * self.part) // 2)
 
     @property
     def context_tokens(self) -> int:
@@ -78,26 +79,20 @@ class RopeConfig:
             config.refuse(key, "differs between layer types, which is not supported")
         if rope.raw("rope_theta") is None:
             theta = config.number("rope_theta", 1.0001, 1e12, theta)
-        original = config.optional_integer("original_max_position_embeddings", 1, MAX_POSITIONS)
-        part = config.number("partial_rotary_factor", 1e-3, 1, 1.0)
-        found = RopeConfig.of(rope, max_positions, theta, original, part, kinds)
+        outer = {name: config.raw(name) for name in (_ORIGINAL, _PART) if config.raw(name) is not None}
+        inner = {name: value for name, value in rope.values.items() if name != _ORIGINAL or name not in outer}
+        found = RopeConfig.of(ConfigFields(rope.where, {**outer, **inner}), max_positions, theta, kinds)
         if found.part != 1 and not partial:
-            config.refuse("partial_rotary_factor", "below 1 is not supported")
+            config.refuse(_PART, "below 1 is not supported")
         return found
 
     @staticmethod
     def of(
-        rope: ConfigFields,
-        max_positions: int,
-        theta: float,
-        original: int | None = None,
-        part: float = 1.0,
-        kinds: Collection[str] = USUAL_KINDS,
+        rope: ConfigFields, max_positions: int, theta: float, kinds: Collection[str] = USUAL_KINDS
     ) -> "RopeConfig":
-        """Reads one kind of layers' parameters. `theta` and `part` are defaults. `original` outranks the parameter."""
+        """Reads one kind of layers' parameters. `theta`: the default."""
         kind = rope.choice("rope_type", kinds, rope.text("type", "default"))
-        if original is None:
-            original = rope.integer("original_max_position_embeddings", 1, MAX_POSITIONS, max_positions)
+        original = rope.integer(_ORIGINAL, 1, MAX_POSITIONS, max_positions)
         # yarn and longrope without a factor stretch the original context to the claimed one
         implied = {
             "yarn": max_positions / original,
@@ -119,7 +114,7 @@ class RopeConfig:
             mscale=rope.optional_number("mscale", 0, 1e3),
             mscale_all_dim=rope.optional_number("mscale_all_dim", 0, 1e3),
             truncate=rope.flag("truncate", True),
-            part=rope.number("partial_rotary_factor", 1e-3, 1, part),
+            part=rope.number(_PART, 1e-3, 1, 1.0),
             short_factor=_factors(rope) if kind == "longrope" else (),
         )
         found.check(rope)

@@ -25,7 +25,7 @@ _DIGITS: Final = Context(28, ROUND_HALF_EVEN, Emin=-999_999, Emax=999_999, traps
 def rope_frequencies(rope: RopeConfig, head_dim: int) -> tuple[Frequencies, float]:
     """Returns (inverse frequencies, factor on cos and sin). The frequencies are a read-only f32 [r / 2] for r rotated
     columns of a head."""
-    width = rope.rotated(head_dim)
+    width = int(head_dim * rope.part)  # may be odd
     exponents = np.arange(0, width, 2, dtype=np.float32) / np.float32(width)
     # One rounding of a frequency turns the angle at position 100,000 by 0.01.
     log = _DIGITS.ln(Decimal.from_float(float(np.float32(rope.theta))))

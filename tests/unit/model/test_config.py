@@ -1,4 +1,5 @@
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -267,6 +268,22 @@ def test_random_field_values_are_read_or_refused(data: st.DataObject) -> None:
         message = str(error)
     assert message.isprintable()
     assert config is None or ModelConfig.from_json(config.to_json()) == config
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "value"),
+    [
+        ("granite3.3-2b", ("factors", "logit_divisor"), 0.0),
+        ("granite3.3-2b", ("factors", "block"), math.inf),
+        ("granite3.3-2b", ("factors", "scores"), math.nan),
+        ("phi4-mini", ("rope", "short_factor"), [1.0] * 47),
+    ],
+)
+def test_impossible_numbers_of_packs_are_refused(name: str, path: tuple[str, str], value: object) -> None:
+    ours: Any = json.loads(json.dumps(parse(preset(name)).to_json()))
+    ours[path[0]][path[1]] = value
+    with pytest.raises(UserError, match=path[1]):
+        ModelConfig.from_json(ours)
 
 
 @pytest.mark.parametrize("where", [(), ("rope",)])

@@ -123,3 +123,10 @@ def test_rope_frequencies_match_golden_hashes(kind: str) -> None:
     with localcontext(Context(prec=3, traps=[FloatOperation])):
         found, _ = rope_frequencies.__wrapped__(rope, dim)
     assert hashlib.sha256(found.astype("<f4").tobytes()).hexdigest()[:16] == GOLDEN[kind]
+
+
+@pytest.mark.parametrize("part", [0.05, 0.25, 0.7, 1.0])
+def test_two_columns_are_rotated_for_each_frequency(part: float) -> None:
+    rope = RopeConfig("default", 1e4, 64, 64, part=part)
+    for width in (10, 12, 96):
+        assert rope.rotated(width) == 2 * len(rope_frequencies(rope, width)[0])

@@ -3,7 +3,9 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Final, TypeAlias
+from typing import Annotated, Any, Final, TypeAlias
+
+from msgspec import Meta
 
 from tpiedge.model.blocks import Norms
 from tpiedge.model.folder import ConfigFields
@@ -14,6 +16,8 @@ from tpiedge.units import counted
 FULL: Final = ("full_attention", "attention")
 SLIDING: Final = "sliding_attention"
 _MAX_FACTOR: Final = 1e6
+_Factor = Annotated[float, Meta(ge=1e-6, le=_MAX_FACTOR)]
+_Cap = Annotated[float, Meta(ge=0, le=_MAX_FACTOR)]
 
 Windows: TypeAlias = tuple[int | None, ...]
 Ropes: TypeAlias = tuple[RopeConfig | None, ...]
@@ -25,14 +29,14 @@ class Factors:
     attention (None: 1 / sqrt(width)). Logits are divided by `logit_divisor`. A soft cap c makes c * tanh(x / c) of x;
     0 means none."""
 
-    embedding: float = 1.0
-    block: float = 1.0
-    scores: float | None = None
-    score_cap: float = 0.0
+    embedding: _Factor = 1.0
+    block: _Factor = 1.0
+    scores: _Factor | None = None
+    score_cap: _Cap = 0.0
     #: Scores at position p are multiplied by 1 + score_growth * ln(1 + floor(p / the rotation's original context)).
-    score_growth: float = 0.0
-    logit_divisor: float = 1.0
-    logit_cap: float = 0.0
+    score_growth: Annotated[float, Meta(ge=0, le=100)] = 0.0
+    logit_divisor: _Factor = 1.0
+    logit_cap: _Cap = 0.0
 
 
 def no_windows(_config: ConfigFields, layers: int) -> Windows:

@@ -20,11 +20,6 @@ def _ropes(config: ConfigFields, positions: int, windows: Windows) -> Ropes:
         scaling["rope_type"] = "longrope"
     fields = ConfigFields(config.where, {**config.values, key: scaling})
     rope = RopeConfig.from_huggingface(fields, positions, kinds=("default", "longrope"), partial=True)
-    width = config.integer("hidden_size", 1, 1 << 17) // config.integer("num_attention_heads", 1, 4096)
-    if rope.kind == "longrope" and 2 * len(rope.short_factor) != rope.rotated(width):
-        config.refuse(
-            key, f"has {len(rope.short_factor)} numbers in short_factor for heads of {width} columns"
-        )
     return (rope,) * len(windows)
 
 
