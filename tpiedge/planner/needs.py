@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TypeAlias
 
-from tpiedge.kernels.kv_format import KVFormat
+from tpiedge.kernels.kv_format import KVFormat, page_positions
 from tpiedge.memory.residency import smallest_ring
 from tpiedge.memory.sweep import head_tile_bytes, ring_bytes
 from tpiedge.pack.layout import AXES, BlobLayout
@@ -69,8 +69,8 @@ class ModelFacts:
 
     shape: LayerShape
     blocks: Mapping[BlockFacts, int]  # the number of blocks that are alike
-    #: (KV heads, tokens of a page) -> bytes of one head's part of a page, in all layers that keep keys so.
-    kv: Mapping[tuple[int, int], int]
+    kv: Mapping[int, int]  # KV heads -> bytes of one head for a page, in all layers that keep so many
+    kv_page_tokens: int
     resident_bytes: int  # of the layers' vectors and of matrices that are whole on every node
     head_bytes: int
     replicated_bytes: int = 0  # of matrices that are whole on every node
@@ -91,7 +91,7 @@ class ModelFacts:
     @property
     def position_bytes(self) -> float:
         """Bytes of a position in the whole KV cache."""
-        return sum(heads * nbytes / tokens for (heads, tokens), nbytes in self.kv.items())
+        return sum(heads * nbytes for heads, nbytes in self.kv.items()) / self.kv_page_tokens
 
     @cached_property
     def matrices(self) -> tuple[MatrixFacts, ...]:
@@ -161,20 +161,22 @@ class Infeasible:
 
 def model_facts(pack: Pack, *, compute: Compute, kv: KVPrecision) -> ModelFacts:
     layouts, int8 = [pack.layout(number) for number in range(pack.num_layers)], compute == "int8"
-    blocks, parts = Counter[BlockFacts](), Counter[tuple[int, int]]()
-    for layout in layouts:
-        blocks.update(filter(None, (_block_facts(layout, axis) for axis in AXES)))
-        for matrix in layout.matrices:
-            if matrix.name == "k":  # a layer without it keeps no keys
-                stored = KVFormat(kv, matrix.rows_per_unit)
-                parts[matrix.units, stored.page_positions] += stored.part_nbytes
+    blocks = Counter(filter(None, (_block_facts(one, axis) for one in layouts for axis in AXES)))
+    # A layer without k keeps no keys.
+    keys = [matrix for layout in layouts for matrix in layout.matrices if matrix.name == "k"]
+    formats = [KVFormat(kv, matrix.rows_per_unit) for matrix in keys]
+    page_tokens = page_positions(formats) if formats else 1
+    kept = Counter[int]()
+    for matrix, stored in zip(keys, formats, strict=True):
+        kept[matrix.units] += stored.part_bytes(page_tokens)
     replicated = sum(matrix.nbytes for layout in layouts for matrix in layout.block(None))
     key, head = pack.head_matrix
     head_layout, heads = pack.layout(key), len(pack.whole.attention)
     return ModelFacts(
-        shape=LayerShape(heads, min((count for count, _ in parts), default=heads), len(pack.whole.ffn)),
+        shape=LayerShape(heads, min(kept, default=heads), len(pack.whole.ffn)),
         blocks=blocks,
-        kv=parts,
+        kv=kept,
+        kv_page_tokens=page_tokens,
         resident_bytes=sum(layout.vectors_nbytes for layout in layouts) + replicated,
         head_bytes=head_layout.matrix(head).nbytes + pack.layout("head").vectors_nbytes,
         replicated_bytes=replicated,
@@ -212,12 +214,8 @@ def whole_need(model: ModelFacts, rank: int, share: NodeShare, node: NodeFacts) 
 
 
 def kv_bytes(model: ModelFacts, share: NodeShare) -> int:
-    return sum(
-        len(units_of(share.attention, model.shape.heads, heads))
-        * -(-model.capacity_tokens // tokens)
-        * nbytes
-        for (heads, tokens), nbytes in model.kv.items()
-    )
+    pages, heads = -(-model.capacity_tokens // model.kv_page_tokens), model.shape.heads
+    return pages * sum(len(units_of(share.attention, heads, own)) * size for own, size in model.kv.items())
 
 
 def layers_bytes(model: ModelFacts, share: NodeShare) -> int:

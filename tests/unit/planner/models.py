@@ -26,6 +26,7 @@ def alike(
     return ModelFacts(
         shape,
         dict.fromkeys((tuple(attention), tuple(ffn)), layers),
-        {(shape.kv_heads, kv[1]): layers * kv[0]},
+        {shape.kv_heads: layers * kv[0]},
+        kv_page_tokens=kv[1],
         **others,
     )

@@ -9,18 +9,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.planner.models import alike
+from tpiedge.kernels.kv_format import KVFormat
+from tpiedge.kv.cache import KVCache, LayerKV
 from tpiedge.lab.random_weights import RandomSource
 from tpiedge.memory.residency import smallest_ring
 from tpiedge.memory.sweep import Placement, Sweep, place
 from tpiedge.pack.layout import Storage
 from tpiedge.pack.reader import Pack
-from tpiedge.pack.share import NodeShare, Share
+from tpiedge.pack.share import NodeShare, Share, kv_share
 from tpiedge.pack.specs import CHOICES, BlobSpec, MatrixSpec, ModelSpec, Precision
 from tpiedge.pack.writer import write_pack
 from tpiedge.planner import needs
 from tpiedge.planner.solve import solve
 from tpiedge.units import GIB, MIB
-from tpiedge.wire.fields import Keeping
+from tpiedge.wire.fields import Keeping, KVPrecision
 
 PIECE = 128 * 1024
 SHARE = NodeShare(Share(0, 4), Share(0, 1))
@@ -144,6 +146,18 @@ LARGE = alike(
     resident_bytes=32 * 4096,
     head_bytes=GIB,
 )
+
+
+@pytest.mark.parametrize("head_dim", [64, 100, 128])
+@pytest.mark.parametrize("kv", ["f32", "bf16", "q8", "q4"])
+def test_planned_kv_bytes_equal_cache_reservation(kv: KVPrecision, head_dim: int) -> None:
+    stored = KVFormat(kv, head_dim)
+    kept = {8: 32 * stored.part_nbytes}
+    model = replace(LARGE, kv=kept, kv_page_tokens=stored.page_positions, capacity_tokens=1000)
+    share = NodeShare(Share(0, 3), Share(0, 2))
+    heads = len(kv_share(share.attention, model.shape.group_size))
+    cache = KVCache([LayerKV(heads, stored)] * 32, slots=1, capacity=1000)
+    assert needs.whole_need(model, 1, share, NODE).kv_bytes == cache.reserved_bytes > 0
 
 
 def _nodes(count: int) -> st.SearchStrategy[list[needs.NodeFacts]]:

@@ -99,8 +99,8 @@ def test_planned_bytes_of_unlike_layers_are_those_of_the_pack(pack: Pack, weight
             for layout, (kv, *_) in zip(layouts, LAYERS, strict=True)
             if kv
         ]
-        cache = KVCache([LayerKV(*one) for one in zip(counts, kept, strict=True)], slots=1, capacity=1000)
-        assert need.kv_bytes == cache.reserved_bytes
+        layers = [LayerKV(count, one) for count, one in zip(counts, kept, strict=True)]
+        assert need.kv_bytes == KVCache(layers, slots=1, capacity=1000).reserved_bytes
         pieces = pieces_of_blocks(facts, rank, share)
         assert max(map(sum, sweep.sizes)) == max(map(sum, pieces))
         assert smallest_ring(sweep.sizes, frozenset()) == smallest_ring(pieces, frozenset())
@@ -124,7 +124,8 @@ WIDE = (MatrixFacts("ffn", 8, 100, 60),)
 MODEL = ModelFacts(
     LayerShape(8, 2, 4),
     {ATTENTION: 5, FULL: 2, SHARED: 3, NARROW: 7, WIDE: 3},
-    {(4, 8): 5 * 64, (2, 16): 2 * 256},
+    {4: 5 * 64, 2: 2 * 256},
+    kv_page_tokens=8,
     resident_bytes=1000,
     head_bytes=0,
     replicated_bytes=900,
@@ -140,8 +141,7 @@ def test_bytes_of_unlike_layers_are_added_up() -> None:
     need = node_need(MODEL, 1, share, NODE)
     assert isinstance(need, NodeNeed)
     assert need.weight_bytes == attention + ffn + 1000
-    assert need.kv_bytes == 2 * 3 * 320 + 2 * 2 * 512
-    assert MODEL.position_bytes == 4 * 40 + 2 * 32
+    assert need.kv_bytes == 3 * (2 * 320 + 2 * 512)
     assert MODEL.exchanges == 20
     assert len(MODEL.matrices) == 5
 
