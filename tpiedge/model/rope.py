@@ -16,7 +16,7 @@ MAX_POSITIONS = 1 << 27
 Positions = Annotated[int, Meta(ge=1, le=MAX_POSITIONS)]
 _MIN_FACTOR, _MAX_FACTOR = 1e-3, 1e6
 _ORIGINAL, _PART = "original_max_position_embeddings", "partial_rotary_factor"
-_Factor = Annotated[float, Meta(ge=_MIN_FACTOR, le=_MAX_FACTOR)]
+_Divisor = Annotated[float, Meta(ge=_MIN_FACTOR, le=_MAX_FACTOR)]
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class RopeConfig:
     truncate: bool = True
     part: Annotated[float, Meta(gt=0, le=1)] = 1.0
     #: For longrope: divisors of the frequencies within the original context.
-    short_factor: tuple[_Factor, ...] = ()
+    short_factor: tuple[_Divisor, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Returns the fields. Those that older packs lack are left out unless they are used."""

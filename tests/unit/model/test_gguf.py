@@ -324,7 +324,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"architecture": "phi3", "extra": dict([*_ROPE_FACTORS.items()][:1])},
         "rope_factors_long.weight is not one f32",
     ),
-    ({"architecture": "phi3", "extra": _ROPE_FACTORS}, "has 12 numbers in short_factor for heads of 32"),
+    ({"architecture": "phi3", "extra": _ROPE_FACTORS}, "short_factor has 12 numbers for heads of 32"),
     (
         {"architecture": "phi3", "keys": {"phi3.attention.head_count": 3}},
         "num_attention_heads|attn_qkv.weight has the shape",
