@@ -258,10 +258,11 @@ def text_fields(config: ConfigFields) -> ConfigFields:
         return config
     inner = config.fields("text_config")
     name = inner.choice("model_type", FAMILIES, name)
+    text = {key: inner.values[key] for key in inner.values.keys() - FAMILIES[name].ignored_in_wrappers}
     keys = ("tie_word_embeddings", "dtype", "torch_dtype", "bos_token_id", "eos_token_id")
     outer = {key: config.values[key] for key in keys if config.raw(key) is not None}
     names = {"model_type": name, "architectures": [f"{FAMILIES[name].name}ForCausalLM"]}
-    return ConfigFields(inner.where, {**inner.values, **names, "tie_word_embeddings": True, **outer})
+    return ConfigFields(inner.where, {**text, **names, "tie_word_embeddings": True, **outer})
 
 
 def _with_defaults(config: ConfigFields, family: Family) -> ConfigFields:

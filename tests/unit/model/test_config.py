@@ -93,6 +93,21 @@ def test_biases_follow_model_family(
     assert (attention.qkv_bias, attention.o_bias, ffn.bias, attention.head_norms) == biases
 
 
+@pytest.mark.parametrize(
+    ("kind", "text", "ignored"),
+    [
+        ("mistral3", "mistral-7b", {"layer_types": ["full_attention"] * 32}),
+        ("gemma3", "gemma3-4b", {"final_logit_softcapping": 30.0}),
+    ],
+)
+def test_keys_that_transformers_ignores_in_the_text_of_a_larger_model_change_nothing(
+    kind: str, text: str, ignored: dict[str, Any]
+) -> None:
+    plain, more = (parse({"model_type": kind, "text_config": preset(text) | keys}) for keys in ({}, ignored))
+    assert plain == more
+    assert plain != parse(preset(text) | ignored)
+
+
 WINDOWED = {"use_sliding_window": True, "sliding_window": 32}
 
 

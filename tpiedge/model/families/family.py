@@ -92,6 +92,8 @@ class Family:
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: MappingProxyType({}))
     #: Names of a model with more than text, whose `text_config` is of this family.
     wrappers: tuple[str, ...] = ()
+    #: Keys of the `text_config` that transformers ignores there.
+    ignored_in_wrappers: frozenset[str] = frozenset()
     #: None: GGUF files of this family cannot be read.
     gguf: Gguf | None = None
 

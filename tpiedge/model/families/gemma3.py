@@ -120,6 +120,7 @@ FAMILY = Family(
     ropes=_ropes,
     factors=_factors,
     wrappers=("gemma3",),
+    ignored_in_wrappers=frozenset({"final_logit_softcapping"}),
     presets=_PRESETS,
     gguf=_GGUF,
 )

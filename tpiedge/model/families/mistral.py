@@ -27,5 +27,6 @@ FAMILY = Family(
     attention_bias=False,
     windows=_windows,
     wrappers=("mistral3",),
+    ignored_in_wrappers=frozenset({"layer_types"}),
     presets=_PRESETS,
 )
