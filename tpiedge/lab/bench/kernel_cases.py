@@ -76,7 +76,7 @@ class Case:
 
 
 @dataclass(frozen=True)
-class RotationTables:
+class BufferRotation:
     """Makes calls use several copies of the operands in turn. `nbytes`: the wanted size of all copies."""
 
     nbytes: int  # more than a cache holds
@@ -103,7 +103,7 @@ def check_room(
     shapes: Sequence[tuple[int, int]],
     precisions: Sequence[KVPrecision],
     tokens: Sequence[int],
-    rotation: RotationTables,
+    rotation: BufferRotation,
     available_bytes: int,
 ) -> None:
     """Raises OutOfMemory if a case with all copies of its operands exceeds `available_bytes`."""
@@ -137,7 +137,7 @@ class _Block:
     hidden: int
     ffn: int
     precision: KVPrecision
-    rotation: RotationTables
+    rotation: BufferRotation
 
     def matrices(self, *, transposed: bool) -> list[Weight]:
         nbytes = matrix_nbytes(self.precision, self.ffn, self.hidden, transposed=transposed)
@@ -191,7 +191,7 @@ def cases_of(
     shapes: Sequence[tuple[int, int]],
     precisions: Sequence[KVPrecision],
     tokens: Sequence[int],
-    rotation: RotationTables,
+    rotation: BufferRotation,
 ) -> Iterator[Callable[[], list[Case]]]:
     """Yields functions. Each function makes cases that share operands."""
     for (hidden, columns), precision, kernel in itertools.product(shapes, precisions, kernels):

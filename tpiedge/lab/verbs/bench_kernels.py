@@ -84,7 +84,7 @@ def _measure(
     repeats: int,
 ) -> dict[str, Any]:
     from tpiedge.kernels.shared_library import kernel_library, why_missing
-    from tpiedge.lab.bench.kernel_cases import RotationTables, cases_of, check_room  # imports torch
+    from tpiedge.lab.bench.kernel_cases import BufferRotation, cases_of, check_room  # imports torch
     from tpiedge.lab.bench.kernel_times import Bench, last_level_cache_bytes
 
     library = kernel_library()
@@ -95,7 +95,7 @@ def _measure(
     cache_bytes = last_level_cache_bytes()
     # Three times the largest cache lies between two uses of an operand.
     rotated_bytes = max(128 << 20, 3 * cache_bytes)
-    rotation = RotationTables(rotated_bytes)
+    rotation = BufferRotation(rotated_bytes)
     check_room(names, shapes, precisions, tokens, rotation, available_memory_bytes())
     makers = list(cases_of(names, shapes, precisions, tokens, rotation))
     count = len(makers) * len(tokens) * len(threads)

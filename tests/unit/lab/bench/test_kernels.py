@@ -6,7 +6,7 @@ import torch
 from tpiedge.errors import OutOfMemory, UserError
 from tpiedge.kernels.linear import Linear
 from tpiedge.kernels.shared_library import kernel_library
-from tpiedge.lab.bench.kernel_cases import Case, Rotation, cases_of, check_room
+from tpiedge.lab.bench.kernel_cases import BufferRotation, Case, cases_of, check_room
 from tpiedge.lab.bench.kernel_times import Bench
 from tpiedge.lab.verbs.bench_kernels import _KERNELS, _shapes
 
@@ -20,7 +20,7 @@ needs_native = pytest.mark.skipif(library is None, reason="native: the kernels a
 def cases(kernel: str, precision: str, tokens: int) -> list[Case]:
     return [
         case
-        for make in cases_of([kernel], [SHAPE], [precision], [tokens], Rotation(BUFFER_BYTES))
+        for make in cases_of([kernel], [SHAPE], [precision], [tokens], BufferRotation(BUFFER_BYTES))
         for case in make()
     ]
 
@@ -49,7 +49,7 @@ def test_bench_cases_give_equal_results_natively_and_in_torch(kernel: str, preci
 
 
 def test_too_large_bench_case_gives_a_one_line_error() -> None:
-    wanted = (["ffn"], [(16384, 16384)], ["f32"], [8], Rotation(128 << 20))
+    wanted = (["ffn"], [(16384, 16384)], ["f32"], [8], BufferRotation(128 << 20))
     with pytest.raises(OutOfMemory) as caught:
         check_room(*wanted, 1 << 30)
     assert str(caught.value).startswith("ffn 16384x16384 in f32 takes 6.")
@@ -76,7 +76,7 @@ def test_bench_report_has_all_figures() -> None:
     results = [
         found
         for kernel in ("project", "rms_norm")
-        for make in cases_of([kernel], [SHAPE], ["f32"], [1, 32], Rotation(BUFFER_BYTES))
+        for make in cases_of([kernel], [SHAPE], ["f32"], [1, 32], BufferRotation(BUFFER_BYTES))
         for found in bench.measure(make, [1], 2)
     ]
     assert len(said) == len(results) == 4
