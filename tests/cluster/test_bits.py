@@ -147,7 +147,16 @@ def several_sets(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 @pytest.mark.parametrize("precision", QUANTISED)
 @pytest.mark.parametrize(
     "name",
-    ["llama-gqa-odd", "qwen3-biases", "mistral-sliding", "openllama", "gemma3", "granite", "ministral3"],
+    [
+        "llama-gqa-odd",
+        "qwen3-biases",
+        "mistral-sliding",
+        "openllama",
+        "gemma3",
+        "granite",
+        "ministral3",
+        "olmo3",
+    ],
 )
 def test_logits_are_bit_identical_for_every_instruction_set(
     name: str,
@@ -163,7 +172,9 @@ def test_logits_are_bit_identical_for_every_instruction_set(
     assert torch.equal(found_TV, expected.logits_TV)
 
 
-@pytest.mark.parametrize("name", ["llama-gqa-odd", "qwen2-tied", "qwen3-biases", "gemma3", "phi4-mini-short"])
+@pytest.mark.parametrize(
+    "name", ["llama-gqa-odd", "qwen2-tied", "qwen3-biases", "gemma3", "phi4-mini-short", "olmo2"]
+)
 def test_nodes_with_mixed_instruction_sets_give_bit_identical_logits(
     name: str, references: References, alone: AloneOf, several_sets: Callable[..., None]
 ) -> None:

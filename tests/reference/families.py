@@ -235,7 +235,6 @@ FAMILIES: tuple[Case, ...] = (
 REFUSED = {
     "gemma2": "model_type is 'gemma2'",
     "gemma4": "model_type is 'gemma4",
-    "olmo": "model_type is 'olmo",
 }
 #: Beyond the original context, where all keys would be rotated anew.
 BEYOND = ("phi4-mini-long", "phi4-mini-turning")

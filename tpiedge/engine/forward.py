@@ -5,7 +5,7 @@ dimension, P padded rows of a head. The residual stream x_TH is f32 and identica
 """
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Final, NamedTuple, TypeVar
 
@@ -30,11 +30,12 @@ from tpiedge.kernels.shared_library import MAX_HEAD_WIDTH
 from tpiedge.kv.cache import KVCache, LayerKV
 from tpiedge.memory.sweep import Block
 from tpiedge.memory.weights import BlockWeights, NodeWeights
+from tpiedge.model.blocks import Attention
 from tpiedge.model.config import ModelConfig
 from tpiedge.model.rope import RopeConfig
 from tpiedge.model.rotation import grown, rope_frequencies
 from tpiedge.pack.grids import Exponents
-from tpiedge.pack.layout import ATTENTION_MATRICES, FFN_MATRICES
+from tpiedge.pack.layout import FFN_MATRICES
 from tpiedge.pack.share import NodeShare, Share, kv_share
 from tpiedge.wire.data import Segment, StepPlan
 from tpiedge.wire.fields import KVPrecision
@@ -240,17 +241,13 @@ class Engine:
         if fused is not None:
             return fused.run(rows.x_CH, spans, *rotation)
         of_layer = self.config.layers[layer].attention
-        width = of_layer.width
         h_CH = self._norm(rows.x_CH, weights, "attention_norm")
         layout, pool, factors = self.cache.layouts[layer], self.linear.pool, self.config.factors
-        own = {"q": self._share.attention, "k": self._kv[layer], "v": self._kv[layer]}
-        names = [name for name in own if name in weights.matrices]
-        products = self.linear.project_many(h_CH, [weights.matrices[name] for name in names])
+        stored = _projections(of_layer)
+        products = self.linear.project_many(h_CH, [weights.matrices[matrix] for matrix in stored.values()])
         q_Cnd, *kept_CKd = (
-            self._heads(
-                name, y_CP.view(len(y_CP), len(own[name]), -1)[..., :width], own[name], weights, rotation
-            )
-            for name, y_CP in zip(names, products, strict=True)
+            self._heads(name, y_CP, layer, weights, rotation)
+            for name, y_CP in zip(stored, products, strict=True)
         )
         if kept_CKd:
             k_CKd, v_CKd = kept_CKd
@@ -265,21 +262,34 @@ class Engine:
         return self.linear.contract(out_CnP.flatten(1), o_RH, self._grids[layer][0])
 
     def _norm(self, x: Tensor, weights: BlockWeights, name: str) -> Tensor:
+        """Returns `x` if the block has no such norm."""
+        if name not in weights.vectors:
+            return x
         return rms_norm(x, weights.vectors[name], self.config.rms_norm_eps, self.linear.pool)
 
     def _heads(
-        self, name: str, x_Cnd: Tensor, heads: Share, weights: BlockWeights, rotation: Rotations
+        self, name: str, y_CP: Tensor, layer: int, weights: BlockWeights, rotation: Rotations
     ) -> Tensor:
-        """Returns `heads` of q, k or v as attention takes them, [C, heads, d]."""
+        """Returns the own heads of q, k or v as attention takes them, [C, heads, d]."""
+        of_layer, own = self.config.layers[layer].attention, self._own_heads(layer)[name]
+        whole = name != "v" and of_layer.row_norms
+        held = Share(of_layer.heads if name == "q" else of_layer.kv_heads) if whole else own
+        x_Cnd = y_CP.view(len(y_CP), len(held), -1)[..., : of_layer.width]
         bias = weights.vectors.get(f"{name}_bias")
         if bias is not None:
-            x_Cnd = x_Cnd + bias.view(-1, x_Cnd.shape[-1])[heads.start : heads.stop]
-        if f"{name}_norm" in weights.vectors:
+            x_Cnd = x_Cnd + bias.view(-1, of_layer.width)[held.start : held.stop]
+        if whole:
+            x_CR = self._norm(x_Cnd.flatten(1), weights, f"{name}_norm")
+            x_Cnd = x_CR.view(x_Cnd.shape)[:, own.start : own.stop]
+        elif f"{name}_norm" in weights.vectors:
             x_Cnd = self._norm(x_Cnd, weights, f"{name}_norm")
         if name == "v":
             return x_Cnd
         cos_Cr, sin_Cr, factor_C = rotation
         return rope(x_Cnd, cos_Cr, sin_Cr, self.linear.pool, factor_C if name == "q" else None)
+
+    def _own_heads(self, layer: int) -> Mapping[str, Share]:
+        return {"q": self._share.attention, "k": self._kv[layer], "v": self._kv[layer]}
 
     def _ffn(self, x_CH: Tensor, weights: BlockWeights, layer: int) -> Tensor | None:
         if not len(self._share.ffn):
@@ -289,7 +299,7 @@ class Engine:
             return fused.run(x_CH)
         gate, up, down = (weights.matrices[name] for name in FFN_MATRICES)
         biases = self._ffn_bias(weights, "gate", gate.shape[0]), self._ffn_bias(weights, "up", up.shape[0])
-        norm_H, activation = weights.vectors["ffn_norm"], self._activation(layer)
+        norm_H, activation = weights.vectors.get("ffn_norm"), self._activation(layer)
         return ffn(x_CH, norm_H, self.config.rms_norm_eps, gate, up, down, self.linear, biases, activation)
 
     def _activation(self, layer: int) -> Activation:
@@ -340,29 +350,29 @@ class Engine:
     def _new_attention(self, layer: int, weights: BlockWeights) -> FusedAttention | None:
         vectors, config, pool, (grid, _) = weights.vectors, self.config, self.linear.pool, self._grids[layer]
         of_layer = config.layers[layer].attention
-        width = of_layer.width
-        names = ATTENTION_MATRICES if of_layer.keys_of is None else ("q", "o")
-        matrices = _panels(weights, names)
-        if pool is None or width > MAX_HEAD_WIDTH or len(matrices) < len(names) or grid is None:
+        stored, width = _projections(of_layer), of_layer.width
+        matrices = _panels(weights, [*stored.values(), "o"])
+        if pool is None or width > MAX_HEAD_WIDTH or len(matrices) <= len(stored) or grid is None:
             return None
-        (q, *kv, o), own = matrices, self._kv[layer]
+        (q, *kv, o), own = matrices, self._own_heads(layer)
         k, v = kv or (None, None)
         q_bias, k_bias, v_bias = (
-            vectors[f"{name}_bias"][heads.start * width : heads.stop * width]
-            if f"{name}_bias" in vectors
-            else None
-            for name, heads in (("q", self._share.attention), ("k", own), ("v", own))
+            bias
+            if (bias := vectors.get(f"{name}_bias")) is None or stored.get(name) != name
+            else bias[heads.start * width : heads.stop * width]
+            for name, heads in own.items()
         )
         return FusedAttention(
             (q, k, v, o),
             grid,
-            vectors["attention_norm"],
+            vectors.get("attention_norm"),
             config.rms_norm_eps,
             self._kv_of_head[layer],
             self.cache.layouts[layer],
             pool,
             biases=(q_bias, k_bias, v_bias),
             head_norms_d=(vectors.get("q_norm"), vectors.get("k_norm")),
+            own_heads=(own["q"].start, own["k"].start) if of_layer.row_norms else None,
             rotated=of_layer.rope.rotated(of_layer.width) if of_layer.rope else 0,
             window=of_layer.window,
             scale=config.factors.scores,
@@ -375,7 +385,7 @@ class Engine:
             return None
         gate, up, down = matrices
         biases = self._ffn_bias(weights, "gate"), self._ffn_bias(weights, "up")
-        norm_H, eps = weights.vectors["ffn_norm"], self.config.rms_norm_eps
+        norm_H, eps = weights.vectors.get("ffn_norm"), self.config.rms_norm_eps
         return FusedFFN(norm_H, eps, (gate, up, down), pool, grid, biases, self._activation(layer))
 
 
@@ -393,3 +403,9 @@ def _kept(
 
 def _panels(weights: BlockWeights, names: Sequence[str]) -> list[PanelMatrix]:
     return [w for w in map(weights.matrices.__getitem__, names) if isinstance(w, PanelMatrix)]
+
+
+def _projections(of_layer: Attention) -> Mapping[str, str]:
+    """Returns what is projected, of q, k and v, and the names of the matrices."""
+    names = "q" if of_layer.keys_of is not None else "qkv"
+    return {name: f"{name}_whole" if of_layer.row_norms and name != "v" else name for name in names}

@@ -18,8 +18,9 @@ from tpiedge.memory.sweep import Piece, Sweep
 from tpiedge.pack.dtypes import NUMPY, STORED, f32_from_bf16
 from tpiedge.pack.files import OpenFile
 from tpiedge.pack.hashes import HashTable
-from tpiedge.pack.layout import HashedRange, PanelLayout, RowLayout
+from tpiedge.pack.layout import HashedRange, MatrixLayout, PanelLayout, RowLayout
 from tpiedge.pack.reader import Pack, checked_ranges
+from tpiedge.pack.share import Share
 from tpiedge.pack.specs import Precision
 from tpiedge.tracing.tracer import LOAD, Tracer
 
@@ -83,20 +84,8 @@ class PieceLoader:
         """Returns a view of a piece at `offset` of the ring (None: in the piece's own place)."""
         held = self._sweep.pieces[piece]
         arena, at = self._place(piece, offset)
-        stored = arena.bytes(at, held.nbytes)
         layout = self._pack.layout(held.key).matrix(held.matrix)
-        if isinstance(layout, RowLayout):
-            rows = held.nbytes // layout.row_stride
-            return as_matrix(stored, rows, layout.cols, layout.row_stride, DTYPES[layout.precision])
-        return PanelMatrix(
-            stored,
-            layout.precision.format,
-            len(layout.rows_of(held.units)),
-            layout.cols,
-            layout.rows_per_unit,
-            layout.unit_nbytes(0),
-            layout.transposed,
-        )
+        return stored_matrix(arena.bytes(at, held.nbytes), layout, held.units)
 
     def close(self) -> None:
         """Ends the reads. Idempotent. Tensors keep the memory alive."""
@@ -108,6 +97,22 @@ class PieceLoader:
 
     def _place(self, piece: int, offset: int | None) -> tuple[Arena, int]:
         return (self._own, self._offsets[piece]) if offset is None else (self._ring, offset)
+
+
+def stored_matrix(stored: torch.Tensor, layout: MatrixLayout, units: Share) -> Weight:
+    """Returns a view of the stored bytes of some units of a matrix."""
+    if isinstance(layout, RowLayout):
+        rows = len(stored) // layout.row_stride
+        return as_matrix(stored, rows, layout.cols, layout.row_stride, DTYPES[layout.precision])
+    return PanelMatrix(
+        stored,
+        layout.precision.format,
+        len(layout.rows_of(units)),
+        layout.cols,
+        layout.rows_per_unit,
+        layout.unit_nbytes(0),
+        layout.transposed,
+    )
 
 
 def _trace(tracer: Tracer, piece: Piece, start: float, end: float, nbytes: int) -> None:

@@ -9,13 +9,13 @@ import torch
 from tpiedge.errors import InternalError
 from tpiedge.kernels.panel_matrix import PanelMatrix, Weight
 from tpiedge.memory.arena import DTYPES, Arena, as_matrix
-from tpiedge.memory.loader import EmbeddingTable, PieceLoader
+from tpiedge.memory.loader import EmbeddingTable, PieceLoader, stored_matrix
 from tpiedge.memory.reader import DirectFile, DirectReader, grouped
 from tpiedge.memory.residency import Residency
 from tpiedge.memory.scheduler import Counts, Scheduler
 from tpiedge.memory.sweep import Block, Placement, SparePins, Sweep
 from tpiedge.pack.reader import Pack
-from tpiedge.pack.share import NodeShare
+from tpiedge.pack.share import NodeShare, Share
 from tpiedge.pack.specs import BlobKey
 from tpiedge.tracing.tracer import EventSink, Tracer
 
@@ -150,7 +150,10 @@ class NodeWeights:
     def _read_ahead(self, rank0: bool, direct: bool, progress: Callable[[int, int], None] | None) -> None:
         keys: list[BlobKey] = [*range(self._pack.num_layers), *(["head"] if rank0 else [])]  # type: ignore[list-item]
         self.vectors = {key: self._load_vectors(key) for key in keys}
-        self._vector_bytes = sum(self._pack.layout(key).vectors_nbytes for key in keys)
+        self._whole = {layer: self._load_whole(layer) for layer in range(self._pack.num_layers)}
+        layouts = [self._pack.layout(key) for key in keys]
+        whole = (matrix.nbytes for one in layouts[: self._pack.num_layers] for matrix in one.block(None))
+        self._vector_bytes = sum(one.vectors_nbytes for one in layouts) + sum(whole)
         ring = self.placement.ring_bytes
         residency = Residency(self.sweep.sizes, ring, self._now.pinned, 64 << 20)
         loader = PieceLoader(self._pack, self.sweep, ring, self._reader, direct=direct)
@@ -191,7 +194,22 @@ class NodeWeights:
             if number not in self._own:
                 self._own[number] = loader.matrix(number, None)
             matrices[piece.matrix] = self._own[number]
+        if block.kind == "attention":
+            matrices |= self._whole[block.layer]
         return BlockWeights(matrices, self.vectors["head" if block.kind == "head" else block.layer])
+
+    def _load_whole(self, layer: int) -> Mapping[str, Weight]:
+        """Loads the matrices that every node has whole. They belong to the attention block."""
+        found: dict[str, Weight] = {}
+        for matrix in self._pack.layout(layer).block(None):
+            arena, units = Arena(matrix.nbytes), Share(matrix.units)
+            with DirectFile(self._pack.blob_path(layer)) as file:
+                ranges = grouped(matrix.ranges(0, matrix.units))
+                into = arena.buffer(0, matrix.nbytes)
+                for job in self._reader.read_ranges(file, ranges, self._pack.hashes(layer), into):
+                    job.result()
+            found[matrix.name] = stored_matrix(arena.bytes(0, matrix.nbytes), matrix, units)
+        return found
 
     def _load_vectors(self, key: BlobKey) -> Mapping[str, torch.Tensor]:
         layout = self._pack.layout(key)

@@ -16,8 +16,8 @@ MAX_FFN = 1 << 20
 
 ActivationName: TypeAlias = Literal["silu", "gelu_pytorch_tanh"]
 """As `hidden_act` of config.json."""
-Norms: TypeAlias = Literal["before", "around"]
-"""Whether a block has a norm of its input only, or also one of its result."""
+Norms: TypeAlias = Literal["before", "around", "after"]
+"""Whether a block has a norm of its input, of its result, or of both."""
 
 Heads = Annotated[int, Meta(ge=1, le=MAX_HEADS)]
 
@@ -36,6 +36,8 @@ class Attention:
     o_bias: bool = False
     #: Whether each head of q and k has an RMS norm before the rotation.
     head_norms: bool = False
+    #: Whether q and k have an RMS norm over all heads at once instead. Every node has both whole then.
+    row_norms: bool = False
     #: The earlier layer whose keys and values are used; None for own ones.
     keys_of: Annotated[int, Meta(ge=0)] | None = None
 

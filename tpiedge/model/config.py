@@ -294,6 +294,7 @@ def _parsed(config: ConfigFields, family: Family) -> ModelConfig:
         return Attention(
             heads, kv_heads, head_dim, rope, window, family.qkv_bias or attention_bias, attention_bias,
             family.head_norms,
+            family.row_norms,
         )  # fmt: skip
 
     ropes = family.ropes(config, positions, windows)

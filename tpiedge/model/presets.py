@@ -72,7 +72,7 @@ def find_alias(name: str) -> Alias | None:
 # Families that people know from Ollama, and that `model/families/` lacks.
 _UNSUPPORTED = re.compile(
     r"(codegemma|command-r|deepseek-v|gemma(?!3(?!n))|glm|gpt-oss|granite(?!3\.3)|kimi|llama4|llava|minicpm|mixtral|"
-    r"moondream|olmo|phi(?![34])|qwen2.5vl|qwen3-coder|qwen3-next|qwen3-vl|qwen3.5|qwen3[:-](30|235)b|starcoder)"
+    r"moondream|olmo(?!2|-3)|phi(?![34])|qwen2.5vl|qwen3-coder|qwen3-next|qwen3-vl|qwen3.5|qwen3[:-](30|235)b|starcoder)"
     r"(?![a-z])[^/]*",
     re.IGNORECASE,
 )

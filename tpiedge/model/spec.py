@@ -24,6 +24,10 @@ _NORMS: Final[Mapping[Norms, Mapping[str, str]]] = {
         "ffn_norm": "pre_feedforward_layernorm",
         "ffn_end_norm": "post_feedforward_layernorm",
     },
+    "after": {
+        "attention_end_norm": "post_attention_layernorm",
+        "ffn_end_norm": "post_feedforward_layernorm",
+    },
 }
 
 
@@ -62,20 +66,26 @@ def _layer(config: ModelConfig, layer: Layer, prefix: str) -> BlobSpec:
     vectors = [
         VectorSpec(name, f"{prefix}.{source}.weight", hidden) for name, source in _NORMS[config.norms].items()
     ]
-    if layer.attention.head_norms:
-        normed = [name for name in qkv if name != "v"]
-        vectors += [VectorSpec(f"{name}_norm", f"{attention}.{name}_norm.weight", unit) for name in normed]
+    row_norms = layer.attention.row_norms
+    if layer.attention.head_norms or row_norms:
+        normed = {name: rows if row_norms else unit for name, rows in qkv.items() if name != "v"}
+        vectors += [
+            VectorSpec(f"{name}_norm", f"{attention}.{name}_norm.weight", length)
+            for name, length in normed.items()
+        ]
+    stored = {name: f"{name}_whole" if row_norms and name != "v" else name for name in qkv}
     matrices = (
-        *(MatrixSpec(name, names[name], rows, hidden, unit) for name, rows in qkv.items()),
+        *(MatrixSpec(stored[name], names[name], rows, hidden, unit) for name, rows in qkv.items()),
         MatrixSpec("o", names["o"], queries, hidden, unit, transposed=True),
         *(MatrixSpec(name, names[name], rows, hidden, TILE_ROWS) for name, rows in inner.items()),
         MatrixSpec("down", names["down"], ffn, hidden, TILE_ROWS, transposed=True),
     )
     has_bias = {**dict.fromkeys("qkv", layer.attention.qkv_bias), "o": layer.attention.o_bias}
     for matrix in matrices:
-        if has_bias.get(matrix.name, layer.ffn.bias):
+        if has_bias.get(matrix.name.removesuffix("_whole"), layer.ffn.bias):
             bias = f"{matrix.source.removesuffix('weight')}bias"
-            vectors.append(VectorSpec(f"{matrix.name}_bias", bias, matrix.source_shape[0]))
+            name = f"{matrix.name.removesuffix('_whole')}_bias"
+            vectors.append(VectorSpec(name, bias, matrix.source_shape[0]))
     return BlobSpec(matrices, tuple(vectors))
 
 

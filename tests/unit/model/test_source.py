@@ -131,7 +131,7 @@ def test_name_is_parsed_as_ollama_takes_it(text: str, found: HubName | None) -> 
 
 @pytest.mark.parametrize(("name", "nearest"), [
     ("gemma2:9b", "granite3.3-8b or"), ("gemma3n:e4b", "gemma3-4b or"), ("gpt-oss", "gemma3-4b or"),
-    ("Olmo2", "gemma3-4b or"), ("gemma4:270m", "gemma3-270m or"), ("qwen3:30b", "gemma3-27b or"),
+    ("command-r", "gemma3-4b or"), ("gemma4:270m", "gemma3-270m or"), ("qwen3:30b", "gemma3-27b or"),
     ("granite4:3b", "llama3.2-3b or"), ("philosopher", None), ("phind", None), ("phi4:14b", None),
     ("google/gemma-4-31B-it", None), ("gemma3:4b", None), ("granite3.3:2b", None), ("qwen3:4b", None),
 ])  # fmt: skip

@@ -48,6 +48,11 @@ PARAMETERS = {
     "mistral-small3.2-24b": 23_572_403_200,
     "phi4-mini-3.8b": 3_836_021_760,
     "phi4-14b": 14_659_507_200,
+    "olmo2-1b": 1_484_916_736,
+    "olmo2-7b": 7_298_617_344,
+    "olmo2-13b": 13_716_198_400,
+    "olmo3-7b": 7_298_011_136,
+    "olmo3-32b": 32_233_522_176,
 }
 """As the publishers' model pages state them (a tied embedding counts once), without the parts that see images."""
 

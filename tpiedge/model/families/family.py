@@ -78,6 +78,7 @@ class Family:
     qkv_bias: bool = False  # on q, k and v, whatever the config says
     mlp_bias: bool | None = False
     head_norms: bool = False
+    row_norms: bool = False
     norms: Norms = "before"
     #: Is added to the weights of norms when they are read.
     norm_offset: float = 0.0
@@ -133,6 +134,32 @@ def periodic_windows(every: int, default: int | None) -> Callable[[ConfigFields,
         return tuple(window if (layer + 1) % period else None for layer in range(layers))
 
     return windows
+
+
+def ropes_by_type(
+    full_theta: float, local_theta: float, local_key: str = ""
+) -> Callable[[ConfigFields, int, Windows], Ropes]:
+    """Returns a rule: layers with and without a window have parameters of their own. Without them, `rope_scaling` and
+    `rope_theta` are of layers without a window, and `local_key` names the theta of the others."""
+
+    def ropes(config: ConfigFields, positions: int, windows: Windows) -> Ropes:
+        by_type = config.fields("rope_parameters")
+        is_new = any(key in by_type.values for key in (FULL[0], SLIDING))
+        if by_type.values and not is_new:  # transformers ignores it
+            config.refuse("rope_parameters", "does not say what full_attention and sliding_attention have")
+        full = by_type.fields(FULL[0]) if is_new else config.fields("rope_scaling")
+        local = by_type.fields(SLIDING)
+        for one in (full, local):  # transformers ignores both
+            if one.raw("type") is not None and one.raw("rope_type") is None:
+                one.refuse("type", "is not rope_type")
+            if not one.flag("truncate", True):
+                one.refuse("truncate", "is not supported")
+        theta = config.number("rope_theta", 1.0001, 1e12, full_theta)
+        of_window = config.number(local_key, 1.0001, 1e12, local_theta)
+        found = RopeConfig.of(full, positions, theta), RopeConfig.of(local, positions, of_window)
+        return tuple(found[window is not None] for window in windows)
+
+    return ropes
 
 
 def chosen_windows(config: ConfigFields, layers: int) -> Windows:

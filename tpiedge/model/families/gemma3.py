@@ -14,30 +14,16 @@ from tpiedge.model.families.family import (
     cap,
     common,
     periodic_windows,
+    ropes_by_type,
     shape,
 )
 from tpiedge.model.folder import ConfigFields
-from tpiedge.model.rope import RopeConfig
 
 
 def _ropes(config: ConfigFields, positions: int, windows: Windows) -> Ropes:
-    by_type = config.fields("rope_parameters")
-    is_new = any(key in by_type.values for key in ("full_attention", "sliding_attention"))
-    if by_type.values and not is_new:  # transformers ignores it
-        config.refuse("rope_parameters", "does not say what full_attention and sliding_attention have")
-    full = by_type.fields("full_attention") if is_new else config.fields("rope_scaling")
-    local = by_type.fields("sliding_attention")
-    for one in (full, local):  # transformers ignores both
-        if one.raw("type") is not None and one.raw("rope_type") is None:
-            one.refuse("type", "is not rope_type")
-        if not one.flag("truncate", True):
-            one.refuse("truncate", "is not supported")
-    theta = config.number("rope_theta", 1.0001, 1e12, 1_000_000.0)
-    local_theta = config.number("rope_local_base_freq", 1.0001, 1e12, 10_000.0)
+    found = ropes_by_type(1_000_000.0, 10_000.0, "rope_local_base_freq")(config, positions, windows)
     # `positions` counts those that a scaling adds.
-    of_full, of_window = RopeConfig.of(full, positions, theta), RopeConfig.of(local, positions, local_theta)
-    of_full = replace(of_full, max_positions=max(1, int(positions / of_full.factor)))
-    return tuple(of_full if window is None else of_window for window in windows)
+    return tuple(one and replace(one, max_positions=max(1, int(positions / one.factor))) for one in found)
 
 
 def _factors(config: ConfigFields) -> Factors:
