@@ -258,7 +258,8 @@ def text_fields(config: ConfigFields) -> ConfigFields:
         return config
     inner = config.fields("text_config")
     name = inner.choice("model_type", FAMILIES, name)
-    text = {key: inner.values[key] for key in inner.values.keys() - FAMILIES[name].ignored_in_wrappers}
+    ignored = FAMILIES[name].ignored_in_wrappers
+    text = {key: value for key, value in inner.values.items() if key not in ignored}
     keys = ("tie_word_embeddings", "dtype", "torch_dtype", "bos_token_id", "eos_token_id")
     outer = {key: config.values[key] for key in keys if config.raw(key) is not None}
     names = {"model_type": name, "architectures": [f"{FAMILIES[name].name}ForCausalLM"]}
