@@ -43,7 +43,7 @@ SIZES: Final[Mapping[str, tuple[int, int]]] = {
     # And for several models behind one master, which are served in turns.
     # And for the formats of GGUF's types, which packs keep, and f32 arithmetic on them.
     # And for families of models, one file each, with layers unlike Llama's.
-    "loaded by master, worker and node": (43420, 265),
+    "loaded by master, worker and node": (43430, 265),
     # 850 lines are the fakes that were a package of tpiedge.
     # And tests of the first day: installing, services, names of models, keys, links, formulas, saved conversations.
     # And of turns of models: stories, a simulation with several models, and real processes.
