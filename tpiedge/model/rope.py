@@ -73,7 +73,7 @@ class RopeConfig:
     ) -> "RopeConfig":
         """Reads `rope_parameters`, or the older `rope_scaling` and `rope_theta`, whose default is `theta`. `partial`:
         whether some columns of a head may stay as they are. Raises UserError."""
-        key = "rope_scaling" if config.raw("rope_scaling") else "rope_parameters"
+        key = rope_key(config)
         rope = config.fields(key)
         if any(isinstance(rope.raw(name), dict) for name in ("full_attention", "sliding_attention")):
             config.refuse(key, "differs between layer types, which is not supported")
@@ -123,6 +123,11 @@ class RopeConfig:
     def check(self, fields: ConfigFields) -> None:
         if self.kind == "llama3" and self.high_freq_factor <= self.low_freq_factor:
             fields.refuse("high_freq_factor", f"is {self.high_freq_factor:g}, not above low_freq_factor")
+
+
+def rope_key(config: ConfigFields) -> str:
+    """Returns the key of the parameters."""
+    return "rope_scaling" if config.raw("rope_scaling") else "rope_parameters"
 
 
 def _factors(rope: ConfigFields) -> tuple[float, ...]:

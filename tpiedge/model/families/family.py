@@ -105,6 +105,10 @@ def window_size(config: ConfigFields, default: int | None = None) -> int | None:
     return config.optional_integer("sliding_window", 1, MAX_POSITIONS) or default
 
 
+def one_window(config: ConfigFields, layers: int) -> Windows:
+    return (window_size(config),) * layers
+
+
 def typed_windows(config: ConfigFields, layers: int, window: int | None) -> Windows:
     """Reads `layer_types`, one for each layer."""
     types = config.sequence("layer_types", layers)
@@ -155,7 +159,7 @@ def ropes_by_type(
             if not one.flag("truncate", True):
                 one.refuse("truncate", "is not supported")
         theta = config.number("rope_theta", 1.0001, 1e12, full_theta)
-        of_window = config.number(local_key, 1.0001, 1e12, local_theta)
+        of_window = config.number(local_key, 1.0001, 1e12, local_theta) if local_key else local_theta
         found = RopeConfig.of(full, positions, theta), RopeConfig.of(local, positions, of_window)
         return tuple(found[window is not None] for window in windows)
 

@@ -3,39 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
-from tpiedge.model.families.family import Factors, Family, Gguf, Ropes, Windows, common, shape, window_size
+from tpiedge.model.families.family import Factors, Family, Gguf, Ropes, Windows, common, one_window, shape
 from tpiedge.model.folder import ConfigFields
-from tpiedge.model.rope import RopeConfig
+from tpiedge.model.rope import RopeConfig, rope_key
 
 _GROWTH = "llama_4_scaling_beta"
-
-
-def _rope(config: ConfigFields) -> ConfigFields:
-    usual = {
-        "rope_type": "yarn",
-        "rope_theta": 1_000_000.0,
-        "factor": 16.0,
-        "original_max_position_embeddings": 16384,
-        "mscale": 1.0,
-        "mscale_all_dim": 1.0,
-        _GROWTH: 0.1,
-    }
-    given = any(config.raw(key) is not None for key in ("rope_parameters", "rope_scaling"))
-    return config if given else ConfigFields(config.where, {**config.values, "rope_parameters": usual})
-
-
-def _ropes(config: ConfigFields, positions: int, windows: Windows) -> Ropes:
-    return (RopeConfig.from_huggingface(_rope(config), positions),) * len(windows)
-
-
-def _factors(config: ConfigFields) -> Factors:
-    rope = _rope(config)
-    found = rope.fields("rope_scaling" if rope.raw("rope_scaling") else "rope_parameters")
-    return Factors(score_growth=found.number(_GROWTH, 0, 100, 0.0))
-
-
-def _windows(config: ConfigFields, layers: int) -> Windows:
-    return (window_size(config),) * layers
 
 
 _YARN = {
@@ -48,6 +20,23 @@ _YARN = {
     "mscale_all_dim": 1.0,
     _GROWTH: 0.1,
 }
+
+
+def _rope(config: ConfigFields) -> ConfigFields:
+    given = any(config.raw(key) is not None for key in ("rope_parameters", "rope_scaling"))
+    usual = {**_YARN, "rope_theta": 1_000_000.0}
+    return config if given else ConfigFields(config.where, {**config.values, "rope_parameters": usual})
+
+
+def _ropes(config: ConfigFields, positions: int, windows: Windows) -> Ropes:
+    return (RopeConfig.from_huggingface(_rope(config), positions),) * len(windows)
+
+
+def _factors(config: ConfigFields) -> Factors:
+    rope = _rope(config)
+    return Factors(score_growth=rope.fields(rope_key(rope)).number(_GROWTH, 0, 100, 0.0))
+
+
 _MINISTRAL3 = common(
     "Ministral3", 1e-5, 1e6, rope_scaling=_YARN, bos_token_id=1, eos_token_id=2, head_dim=128
 )
@@ -93,7 +82,7 @@ FAMILY = Family(
         "eos_token_id": 2,
     },
     attention_bias=False,
-    windows=_windows,
+    windows=one_window,
     ropes=_ropes,
     factors=_factors,
     presets=_PRESETS,

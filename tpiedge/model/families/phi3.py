@@ -4,17 +4,13 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from tpiedge.model.families.family import Family, Gguf, Ropes, Windows, common, shape, window_size
+from tpiedge.model.families.family import Family, Gguf, Ropes, Windows, common, one_window, shape
 from tpiedge.model.folder import ConfigFields
-from tpiedge.model.rope import RopeConfig
-
-
-def _windows(config: ConfigFields, layers: int) -> Windows:
-    return (window_size(config),) * layers
+from tpiedge.model.rope import RopeConfig, rope_key
 
 
 def _ropes(config: ConfigFields, positions: int, windows: Windows) -> Ropes:
-    key = "rope_scaling" if config.raw("rope_scaling") else "rope_parameters"
+    key = rope_key(config)
     scaling = dict(config.fields(key).values)
     if scaling.get("rope_type", scaling.get("type")) in ("su", "yarn"):
         scaling["rope_type"] = "longrope"
@@ -66,7 +62,7 @@ FAMILY = Family(
         "eos_token_id": 32000,
     },
     attention_bias=False,
-    windows=_windows,
+    windows=one_window,
     ropes=_ropes,
     fused=True,
     presets=_PRESETS,
