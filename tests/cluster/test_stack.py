@@ -22,15 +22,15 @@ pytestmark = pytest.mark.skipif(kernel_library() is None, reason="native: the ke
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     seen: list[int] = []
-    compute = FusedLayers.compute
+    run = FusedLayers.run
 
     def counted(
         call: FusedLayers, x_TH: torch.Tensor, spans: Spans, rotations: Sequence[Rotation]
     ) -> tuple[float, float]:
         seen.append(len(x_TH))
-        return compute(call, x_TH, spans, rotations)
+        return run(call, x_TH, spans, rotations)
 
-    monkeypatch.setattr(FusedLayers, "compute", counted)
+    monkeypatch.setattr(FusedLayers, "run", counted)
     return seen
 
 

@@ -45,23 +45,10 @@ _POSITIONS: Final = 64
 _FFN_TILE: Final = 128
 
 
-class Rotations(NamedTuple):
-    """Cos and sin of tokens, f32 [T, r], and factors of queries, f32 [T]."""
-
-    cos_Tr: Tensor
-    sin_Tr: Tensor
-    factor_T: Tensor | None
-
-    def of_tokens(self, rows: slice) -> "Rotations":
-        return Rotations(
-            self.cos_Tr[rows], self.sin_Tr[rows], None if self.factor_T is None else self.factor_T[rows]
-        )
-
-
 class _ChunkPart(NamedTuple):
     rows: ChunkRows
     spans: Spans
-    rotations: Sequence[Rotations]  # by kind
+    rotations: Sequence[Rotation]  # by kind
 
 
 @functools.lru_cache(maxsize=128)
@@ -185,7 +172,7 @@ class Engine:
         if fused is None or plan.tokens > fused.most_tokens:
             return False
         rows, spans, rotations = parts[0]
-        self.meter.computed(*fused.compute(x_TH, spans, [Rotation(*one) for one in rotations]))
+        self.meter.computed(*fused.run(x_TH, spans, rotations))
         self._reduces.ended_alone(rows, Tag(plan.step, 2 * self.config.num_layers - 1, 0))
         return True
 
@@ -239,7 +226,7 @@ class Engine:
         rows, spans, rotation = part.rows, part.spans, part.rotations[self._rotation_of[layer]]
         fused = _kept(self._attentions, layer, weights, self._new_attention)
         if fused is not None:
-            return fused.run(rows.x_CH, spans, *rotation)
+            return fused.run(rows.x_CH, spans, rotation)
         of_layer = self.config.layers[layer].attention
         h_CH = self._norm(rows.x_CH, weights, "attention_norm")
         layout, pool, factors = self.cache.layouts[layer], self.linear.pool, self.config.factors
@@ -268,7 +255,7 @@ class Engine:
         return rms_norm(x, weights.vectors[name], self.config.rms_norm_eps, self.linear.pool)
 
     def _heads(
-        self, name: str, y_CP: Tensor, layer: int, weights: BlockWeights, rotation: Rotations
+        self, name: str, y_CP: Tensor, layer: int, weights: BlockWeights, rotation: Rotation
     ) -> Tensor:
         """Returns the own heads of q, k or v as attention takes them, [C, heads, d]."""
         of_layer, own = self.config.layers[layer].attention, self._own_heads(layer)[name]
@@ -285,8 +272,8 @@ class Engine:
             x_Cnd = self._norm(x_Cnd, weights, f"{name}_norm")
         if name == "v":
             return x_Cnd
-        cos_Cr, sin_Cr, factor_C = rotation
-        return rope(x_Cnd, cos_Cr, sin_Cr, self.linear.pool, factor_C if name == "q" else None)
+        factor_C = rotation.factor_T if name == "q" else None
+        return rope(x_Cnd, rotation.cos_Tr, rotation.sin_Tr, self.linear.pool, factor_C)
 
     def _own_heads(self, layer: int) -> Mapping[str, Share]:
         return {"q": self._share.attention, "k": self._kv[layer], "v": self._kv[layer]}
@@ -313,7 +300,7 @@ class Engine:
         # Padding stays zero through SwiGLU and `down`.
         return functional.pad(own, (0, max(0, columns - own.shape[0])))
 
-    def _rotation(self, rope: RopeConfig | None, width: int, segments: Sequence[Segment]) -> Rotations:
+    def _rotation(self, rope: RopeConfig | None, width: int, segments: Sequence[Segment]) -> Rotation:
         found = [tables for segment in segments for tables in _tables(rope, width, segment)]
         cos, sin = zip(*found, strict=True)
         growth, factor_T = self.config.factors.score_growth, None
@@ -321,7 +308,7 @@ class Engine:
             original = rope.original_positions
             positions = (p for one in segments for p in range(one.start, one.start + one.length))
             factor_T = torch.tensor([grown(growth, position // original) for position in positions])
-        return Rotations(torch.cat(cos), torch.cat(sin), factor_T)
+        return Rotation(torch.cat(cos), torch.cat(sin), factor_T)
 
     def _end(self, weights: BlockWeights, *, is_ffn: bool) -> BlockEnd:
         vectors, config = weights.vectors, self.config

@@ -100,11 +100,8 @@ class FusedAttention:
         k_rows = 0 if k is None else k.rows
         self.scratch = q.cols + 2 * (q.rows + k_rows) + layout.kv_heads * width
 
-    def run(
-        self, x_TH: Tensor, spans: Spans, cos_Tr: Tensor, sin_Tr: Tensor, factor_T: Tensor | None = None
-    ) -> Tensor:
+    def run(self, x_TH: Tensor, spans: Spans, rotation: Rotation) -> Tensor:
         """Appends k and v to the cache. Returns integers [T, O], in units of 2**`grid.exponent`."""
-        rotation = Rotation(cos_Tr, sin_Tr, factor_T)
         self.check(x_TH, spans)
         rotation.check(spans.tokens, self.rotated)
         x_TH = x_TH.contiguous()
@@ -172,11 +169,7 @@ class FusedLayers:
         #: The most tokens whose scratch is not larger than the scratch of an FFN block.
         self.most_tokens = max(1, (SCRATCH_BYTES + NORMED_BYTES) // (F32_BYTES * self._scratch))
 
-    def run(self, x_TH: Tensor, spans: Spans, cos_Tr: Tensor, sin_Tr: Tensor) -> tuple[float, float]:
-        """Computes layers that all have the same rotation (see `compute`)."""
-        return self.compute(x_TH, spans, (Rotation(cos_Tr, sin_Tr),))
-
-    def compute(self, x_TH: Tensor, spans: Spans, rotations: Sequence[Rotation]) -> tuple[float, float]:
+    def run(self, x_TH: Tensor, spans: Spans, rotations: Sequence[Rotation]) -> tuple[float, float]:
         """Changes `x_TH` as every block ends. Returns (attention's seconds, FFN's seconds)."""
         self._blocks[0][0].check(x_TH, spans)
         for rotation, rotated in zip(rotations, self.rotated, strict=True):

@@ -50,6 +50,10 @@ class Rotation:
         factor = 0 if self.factor_T is None else self.factor_T.data_ptr()
         return _ROTATION.pack(self.cos_Tr.data_ptr(), self.sin_Tr.data_ptr(), factor)
 
+    def of_tokens(self, rows: slice) -> "Rotation":
+        factor_T = None if self.factor_T is None else self.factor_T[rows]
+        return Rotation(self.cos_Tr[rows], self.sin_Tr[rows], factor_T)
+
     def check(self, tokens: int, rotated: int) -> None:
         """Raises ValueError unless the tables belong to so many tokens and columns."""
         for table_Tr in (self.cos_Tr, self.sin_Tr):

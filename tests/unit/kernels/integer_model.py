@@ -17,7 +17,7 @@ from tests.unit.kernels.paged import PagedCache
 from tests.unit.kernels.panel_reference import F32, I64, lay_out, share_of
 from tpiedge.kernels.attention import kv_of_heads
 from tpiedge.kernels.attention_block import FusedAttention, FusedLayers
-from tpiedge.kernels.elementwise import tables
+from tpiedge.kernels.elementwise import Rotation, tables
 from tpiedge.kernels.ffn import FusedFFN
 from tpiedge.kernels.grid import NOT_A_NUMBER, Grid, add_sums
 from tpiedge.kernels.kv_format import KVFormat
@@ -167,7 +167,7 @@ def stacked(bits: int, kv: KVPrecision, grid: Grid, steps: Sequence[int], pool: 
     x_TH, start = inputs(sum(steps)), 0
     for tokens in steps:
         rows = slice(start, start + tokens)
-        stack.run(x_TH[rows], node.spans(start, tokens), cos_Tr[rows], sin_Tr[rows])
+        stack.run(x_TH[rows], node.spans(start, tokens), [Rotation(cos_Tr[rows], sin_Tr[rows])])
         start += tokens
     return x_TH
 
@@ -190,10 +190,8 @@ def on_nodes(
     for tokens in steps:
         rows = x_TH[start : start + tokens]
         for layer in range(len(model)):
-            rotated = cos_Tr[start : start + tokens], sin_Tr[start : start + tokens]
-            attended = [
-                node.blocks[layer][0].run(rows, node.spans(start, tokens), *rotated) for node in nodes
-            ]
+            rotated = Rotation(cos_Tr[start : start + tokens], sin_Tr[start : start + tokens])
+            attended = [node.blocks[layer][0].run(rows, node.spans(start, tokens), rotated) for node in nodes]
             add_sums(rows, _total(attended), grid, pool)
             add_sums(rows, _total([node.blocks[layer][1].run(rows) for node in nodes]), grid, pool)
         start += tokens

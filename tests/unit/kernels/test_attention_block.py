@@ -15,7 +15,7 @@ from tests.unit.kernels.test_linear import opened
 from tests.unit.kernels.test_stack import EPS, GRID, HIDDEN, matrix, rotation
 from tpiedge.kernels.attention import append_pages, attention_pages
 from tpiedge.kernels.attention_block import FusedAttention
-from tpiedge.kernels.elementwise import rms_norm, rope
+from tpiedge.kernels.elementwise import Rotation, rms_norm, rope
 from tpiedge.kernels.kv_format import KVFormat
 from tpiedge.kernels.kv_pages import Spans
 from tpiedge.kernels.linear import Arithmetic, Linear
@@ -154,7 +154,7 @@ def int8(request: pytest.FixtureRequest) -> Iterator[Linear]:
 def test_fused_attention_equals_its_parts(int8: Linear, name: str) -> None:
     block = Block(VARIANTS[name])
     (own, spans), (other, other_spans) = block.cache(int8), block.cache(int8)
-    found = block.fused(own, int8, block.of).run(block.x, spans, *block.rotation, block.factor_T)
+    found = block.fused(own, int8, block.of).run(block.x, spans, Rotation(*block.rotation, block.factor_T))
     assert torch.equal(found, block.by_parts(other, other_spans, int8))
     tables = (next(iter(one))[1].table for one in (spans, other_spans))
     rows = (cache.rows(table, BEFORE + TOKENS) for cache, table in zip((own, other), tables, strict=True))
@@ -181,7 +181,9 @@ def test_every_variant_changes_the_sums(int8: Linear, changes: dict[str, object]
     for of in (Variant(), replace(Variant(), **changes)):
         block = Block(of)
         cache, spans = block.cache(int8)
-        results.append(block.fused(cache, int8, of).run(block.x, spans, *block.rotation, block.factor_T))
+        results.append(
+            block.fused(cache, int8, of).run(block.x, spans, Rotation(*block.rotation, block.factor_T))
+        )
     assert not torch.equal(*results)
 
 
@@ -212,7 +214,7 @@ def test_impossible_attention_blocks_are_refused(int8: Linear) -> None:
 def test_norms_over_all_heads_keep_bits_for_every_split(int8: Linear) -> None:
     whole = Block(replace(Variant(), others=(0, 0)))
     cache, spans = whole.cache(int8)
-    expected = whole.fused(cache, int8, whole.of).run(whole.x, spans, *whole.rotation)
+    expected = whole.fused(cache, int8, whole.of).run(whole.x, spans, Rotation(*whole.rotation))
     assert int8.pool is not None
     total = torch.zeros_like(expected)
     for kv in range(KV_HEADS):
@@ -233,5 +235,5 @@ def test_norms_over_all_heads_keep_bits_for_every_split(int8: Linear) -> None:
             head_norms_d=(whole.norms[0], whole.norms[1]),
             own_heads=(2 * kv, kv),
         )
-        total += fused.run(whole.x, own.spans((TOKENS, BEFORE, table)), *whole.rotation)
+        total += fused.run(whole.x, own.spans((TOKENS, BEFORE, table)), Rotation(*whole.rotation))
     assert torch.equal(total, expected)

@@ -68,7 +68,7 @@ def test_batched_sequences_have_the_bits_of_single_ones(linear: Linear, kv: KVPr
     def run(x_TH: Tensor, *spans: tuple[int, int, NDArray[np.int64]]) -> Tensor:
         at = torch.cat([torch.arange(start, start + tokens) for tokens, start, _ in spans])
         result_TH = x_TH.clone()
-        stack.run(result_TH, cache.spans(*spans), cos_Tr[at], sin_Tr[at])
+        stack.run(result_TH, cache.spans(*spans), [Rotation(cos_Tr[at], sin_Tr[at])])
         return result_TH
 
     lengths = (63, 1, 64, 129, 20)
@@ -164,12 +164,12 @@ def test_unlike_layers_have_the_bits_of_one_after_the_other(
         rotations = [Rotation(*rotation(start, tokens, width), factor_T) for width in ROTATIONS]
         spans, x_TH = Spans([Span(tokens, start, table)], 64), torch.randn(tokens, HIDDEN)
         found_TH, before_PB = x_TH.clone(), store_PB.clone()
-        stack.compute(found_TH, spans, rotations)
+        stack.run(found_TH, spans, rotations)
         after_PB = store_PB.clone()
         store_PB.copy_(before_PB)
         for of, (attention, ffn), end in zip(UNLIKE, layers, ends, strict=True):
             turned = rotations[of.rotation]
-            sums = attention.run(x_TH, spans, turned.cos_Tr, turned.sin_Tr, factor_T)
+            sums = attention.run(x_TH, spans, Rotation(turned.cos_Tr, turned.sin_Tr, factor_T))
             add_sums(x_TH, sums, grid, pool, end[0])
             add_sums(x_TH, ffn.run(x_TH), grid, pool, end[1])
         assert found_TH.isfinite().all()
@@ -189,9 +189,9 @@ def test_stacks_refuse_rotations_that_do_not_fit(linear: Linear) -> None:
     stack = FusedLayers(layers, pool, rotations=[of.rotation for of in UNLIKE])
     spans = Spans([Span(1, 0, np.zeros(1, np.int64))], 64)
     with pytest.raises(ValueError):
-        stack.compute(torch.zeros(1, HIDDEN), spans, [Rotation(*rotation(0, 1, 24))])
+        stack.run(torch.zeros(1, HIDDEN), spans, [Rotation(*rotation(0, 1, 24))])
     with pytest.raises(ValueError, match="a table of rotations"):
-        stack.compute(torch.zeros(1, HIDDEN), spans, [Rotation(*rotation(0, 1, 24))] * 3)
+        stack.run(torch.zeros(1, HIDDEN), spans, [Rotation(*rotation(0, 1, 24))] * 3)
 
 
 def test_fused_layers_refuse_mismatched_inputs(linear: Linear) -> None:
@@ -214,4 +214,4 @@ def test_fused_layers_refuse_mismatched_inputs(linear: Linear) -> None:
         (torch.zeros(2, HIDDEN, dtype=torch.float64), two),
     ):
         with pytest.raises(ValueError):
-            stack.run(x_TH, spans, cos_Tr, sin_Tr)
+            stack.run(x_TH, spans, [Rotation(cos_Tr, sin_Tr)])
