@@ -54,14 +54,33 @@ class Attention:
 
 @dataclass(frozen=True)
 class FFN:
-    """y = down(activation(gate(x)) * up(x)), with `columns` rows in gate and up."""
+    """y = down(activation(gate(x)) * up(x)), with `columns` rows in gate and up; y = down(activation(up(x))) unless
+    `gated`."""
 
     columns: Annotated[int, Meta(ge=1, le=MAX_FFN)]
     bias: bool = False
     activation: ActivationName = "silu"
+    gated: bool = True
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the matrices."""
+        return ("gate", "up", "down") if self.gated else ("up", "down")
+
+
+@dataclass(frozen=True)
+class LayerInputs:
+    """After the FFN, x += norm(projection(activation(gate(x)) * inputs)), where gate has `columns` rows. Rank 0 makes a
+    token's inputs for all layers before the first one. Every node has both matrices whole."""
+
+    columns: Annotated[int, Meta(ge=1, le=MAX_FFN)]
+    activation: ActivationName = "gelu_pytorch_tanh"
 
 
 @dataclass(frozen=True)
 class Layer:
     attention: Attention
     ffn: FFN
+    inputs: LayerInputs | None = None
+    #: Whether the layer ends with x *= the number "layer_scalar" of its checkpoint.
+    scaled: bool = False

@@ -111,6 +111,11 @@ class ModelConfig:
         return self.first.ffn.columns
 
     @property
+    def input_columns(self) -> int:
+        """Numbers of a token's inputs in all layers."""
+        return sum(one.inputs.columns for one in self.layers if one.inputs)
+
+    @property
     def group_size(self) -> int:
         """The most query heads in a row that share a KV head in every layer."""
         return math.gcd(*(one.attention.group_size for one in self.layers))

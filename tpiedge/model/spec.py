@@ -35,13 +35,32 @@ def model_spec(config: ModelConfig) -> ModelSpec:
     vocabulary = (config.vocab_size, config.hidden_size, TILE_ROWS)
     head = () if config.tie_word_embeddings else (MatrixSpec("head", HEAD, *vocabulary),)
     return ModelSpec(
-        embedding=BlobSpec(matrices=(MatrixSpec("embedding", EMBEDDING, *vocabulary),)),
+        embedding=_embedding(config, MatrixSpec("embedding", EMBEDDING, *vocabulary)),
         layers=tuple(
             _layer(config, layer, f"model.layers.{index}") for index, layer in enumerate(config.layers)
         ),
         head=BlobSpec(matrices=head, vectors=(VectorSpec("final_norm", FINAL_NORM, config.hidden_size),)),
         config=config.to_json(),
     )
+
+
+def _embedding(config: ModelConfig, embedding: MatrixSpec) -> BlobSpec:
+    inputs = config.first.inputs
+    if inputs is None:
+        return BlobSpec((embedding,))
+    # Of all layers, layer by layer.
+    columns, hidden = config.input_columns, config.hidden_size
+    matrices = (
+        embedding,
+        MatrixSpec(
+            "inputs_embedding", "model.embed_tokens_per_layer.weight", config.vocab_size, columns, TILE_ROWS
+        ),
+        MatrixSpec(
+            "inputs_projection", "model.per_layer_model_projection.weight", columns, hidden, TILE_ROWS
+        ),
+    )
+    norm = VectorSpec("inputs_norm", "model.per_layer_projection_norm.weight", inputs.columns)
+    return BlobSpec(matrices, (norm,))
 
 
 def config_of_pack(pack: Pack) -> ModelConfig:
@@ -57,7 +76,7 @@ def _layer(config: ModelConfig, layer: Layer, prefix: str) -> BlobSpec:
     queries, keys = layer.attention.heads * unit, layer.attention.kv_heads * unit
     attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
     own = "kv" if layer.attention.keys_of is None else ""
-    qkv, inner = {"q": queries, **dict.fromkeys(own, keys)}, {"gate": ffn, "up": ffn}
+    qkv, inner = {"q": queries, **dict.fromkeys(own, keys)}, dict.fromkeys(layer.ffn.names[:-1], ffn)
     names = {name: f"{attention}.{name}_proj.weight" for name in (*qkv, "o")}
     names |= {name: f"{mlp}.{name}_proj.weight" for name in (*inner, "down")}
     if FAMILIES[config.model_type].fused:
@@ -80,9 +99,22 @@ def _layer(config: ModelConfig, layer: Layer, prefix: str) -> BlobSpec:
         *(MatrixSpec(name, names[name], rows, hidden, TILE_ROWS) for name, rows in inner.items()),
         MatrixSpec("down", names["down"], ffn, hidden, TILE_ROWS, transposed=True),
     )
+    if layer.inputs is not None:
+        columns = layer.inputs.columns
+        gate, projection = (
+            f"{prefix}.{name}.weight" for name in ("per_layer_input_gate", "per_layer_projection")
+        )
+        vectors.append(VectorSpec("inputs_end_norm", f"{prefix}.post_per_layer_input_norm.weight", hidden))
+        matrices += (
+            MatrixSpec("inputs_gate", gate, columns, hidden, TILE_ROWS),
+            MatrixSpec("inputs_down", projection, columns, hidden, TILE_ROWS, transposed=True),
+        )
+    if layer.scaled:
+        vectors.append(VectorSpec("layer_scalar", f"{prefix}.layer_scalar", 1))
     has_bias = {**dict.fromkeys("qkv", layer.attention.qkv_bias), "o": layer.attention.o_bias}
+    has_bias |= dict.fromkeys(layer.ffn.names, layer.ffn.bias)
     for matrix in matrices:
-        if has_bias.get(matrix.name.removesuffix("_whole"), layer.ffn.bias):
+        if has_bias.get(matrix.name.removesuffix("_whole")):
             bias = f"{matrix.source.removesuffix('weight')}bias"
             name = f"{matrix.name.removesuffix('_whole')}_bias"
             vectors.append(VectorSpec(name, bias, matrix.source_shape[0]))

@@ -134,9 +134,9 @@ class ModelSpec:
     def __post_init__(self) -> None:
         if not 1 <= len(self.layers) <= 4096:
             raise UserError(f"pack layout: {len(self.layers)} layers, not 1 to 4096; pack again")
-        if [matrix.name for matrix in self.embedding.matrices] != ["embedding"]:
+        if [matrix.name for matrix in self.embedding.matrices][:1] != ["embedding"]:
             raise UserError(
-                "pack layout: the embedding blob must hold the one matrix 'embedding'; pack again"
+                "pack layout: the embedding blob must begin with the matrix 'embedding'; pack again"
             )
         if [matrix.name for matrix in self.head.matrices] not in ([], ["head"]):
             raise UserError("pack layout: the head blob may hold the one matrix 'head' only; pack again")
