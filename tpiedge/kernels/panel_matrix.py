@@ -1,6 +1,6 @@
 """A quantised matrix in main memory, in the form of a pack."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -58,24 +58,28 @@ class PanelMatrix:
     def tiles(self) -> Iterator[tuple[slice, Tensor]]:
         """Yields outputs and their weights, dequantised exactly: f32 [outputs, cols], or [rows, outputs] if
         `transposed`. A tile takes at most 1 MiB, or is one panel."""
-        short = self.rows % self.rows_per_unit
-        whole = range(self.units - (short > 0)), *([range(self.units - 1, self.units)] if short else [])
-        of_outputs = [range(unit, unit + 1) for unit in range(self.units)]
-        for parts in [whole] if self.transposed else [(unit,) for unit in of_outputs]:
-            outputs = self.cols if self.transposed else self.unit_shape(parts[0].start).outputs
-            inputs, before = (
-                (self.rows, 0) if self.transposed else (self.cols, parts[0].start * self.rows_per_unit)
+        whole = self.rows // self.rows_per_unit
+        if self.transposed:  # inputs go through all units; the last one may be shorter
+            parts = [one for one in (range(whole), range(whole, self.units)) if one]
+            yield from self._tiles(parts, self.cols, self.rows) if parts else ()
+            return
+        for unit in range(self.units):
+            begin = unit * self.rows_per_unit
+            for found, tile in self._tiles([range(unit, unit + 1)], self.unit_shape(unit).outputs, self.cols):
+                yield slice(begin + found.start, begin + found.stop), tile
+
+    def _tiles(self, parts: Sequence[range], outputs: int, inputs: int) -> Iterator[tuple[slice, Tensor]]:
+        """Yields the outputs of units, whose inputs follow one another. The units of a part are of one shape."""
+        step = PANEL * max(1, (1 << 18) // (PANEL * max(1, inputs)))
+        for first in range(0, outputs, step):
+            tile = np.concatenate([self._values(units, first, step) for units in parts], axis=1)
+            yield (
+                slice(first, first + len(tile)),
+                torch.from_numpy(tile.T.copy() if self.transposed else tile),
             )
-            step = PANEL * max(1, (1 << 18) // (PANEL * max(1, inputs)))
-            for first in range(0, outputs, step) if self.units else ():
-                tile = np.concatenate([self._values(units, first, step) for units in parts], axis=1)
-                found = slice(before + first, before + first + len(tile))
-                yield found, torch.from_numpy(tile.T.copy() if self.transposed else tile)
 
     def _values(self, units: range, first: int, count: int) -> Array:
         """Returns outputs [first, first + count) of units of equal shape as f32 [outputs, inputs of all units]."""
-        if not units:
-            return np.zeros((min(count, self.cols - first), 0), np.float32)
         shape, panels = self.unit_shape(units.start), slice(first // PANEL, (first + count) // PANEL)
         bytes_B = self.data_B.numpy()[units.start * self.unit_nbytes :]
         units_UB = np.lib.stride_tricks.as_strided(bytes_B, (len(units), shape.nbytes), (self.unit_nbytes, 1))
