@@ -128,7 +128,7 @@ def _add_offload(verb: argparse.ArgumentParser) -> None:
 def _add_decode(verb: argparse.ArgumentParser) -> None:
     verb.set_defaults(compare=_decode)
     verb.add_argument(
-        "--shapes", type=_names_of(SHAPES), default=("1.1b",), help="1.1b,7b,8b [default: 1.1b]"
+        "--shapes", type=_names_of(SHAPES), default=("1.1b",), help=f"{','.join(SHAPES)} [default: 1.1b]"
     )
     verb.add_argument(
         "--precisions",

@@ -48,6 +48,8 @@ _REQUIRED = {
     "q4_k_m": _bounds(1.7, 1.0),
 }
 """Precision -> kind of speed -> the least ratio to llama.cpp's."""
+_REQUIRED_OF_FAMILIES = dict.fromkeys(("gemma3-1b", "phi4-mini"), _bounds(1.7, 1.0))
+"""Shape -> the same, for families other than Llama, in any precision."""
 _MOST_BYTES = {"q4_k_m": 1.02}
 """Precision -> the most bytes of weights, in parts of the file's tensors."""
 _REQUIRED_OF_TWO = {("7b", "q4"): {"decode": 1.2}}
@@ -177,7 +179,7 @@ def _alternate(setting: dict[str, Any], gguf: Path, pack: Path, work: _Work, kee
 
 def _required(setting: dict[str, Any], work: _Work) -> Mapping[str, float]:
     if work.testbed is None:
-        return _REQUIRED[setting["precision"]]
+        return _REQUIRED_OF_FAMILIES.get(setting["shape"], _REQUIRED[setting["precision"]])
     return _REQUIRED_OF_TWO.get((setting["shape"], setting["precision"]), {})
 
 

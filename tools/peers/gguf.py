@@ -17,6 +17,7 @@ from tpiedge.errors import UserError
 from tpiedge.kernels.panels import Array
 from tpiedge.model.checkpoint import Checkpoint
 from tpiedge.model.config import ModelConfig
+from tpiedge.model.families import FAMILIES
 from tpiedge.model.gguf.model import gguf_name
 from tpiedge.model.spec import model_spec
 from tpiedge.pack.source import SourceTensor, StoredTensor, TensorSource
@@ -56,6 +57,7 @@ class GgufTensor:
 def write_gguf(folder: Path, out: Path) -> None:
     """Convert the checkpoint in `folder`; `out` appears when it is complete. Raises UserError."""
     checkpoint = Checkpoint.open(folder)
+    _check_plain(checkpoint.config)
     checkpoint.check(model_spec(checkpoint.config))
     stored = plain(checkpoint.tensors)
     values, tensors = metadata(checkpoint.config), describe(stored)
@@ -71,28 +73,43 @@ def write_gguf(folder: Path, out: Path) -> None:
         partial.unlink(missing_ok=True)
 
 
-def metadata(config: ModelConfig) -> dict[str, GgufValue]:
-    """Returns the model's metadata for llama.cpp. Raises UserError for a model that the file cannot express."""
+def _check_plain(config: ModelConfig) -> None:
+    """Raises UserError for a model whose weights are not converted."""
     attention, ffn, rope = config.first.attention, config.first.ffn, config.rope
     biased = attention.qkv_bias or attention.o_bias or ffn.bias
     is_wide = config.head_dim * config.num_heads != config.hidden_size
     if config.model_type != "llama" or biased or is_wide or rope is None or rope.kind != "default":
         raise UserError(f"only plain Llama models are converted to GGUF, not this {config.model_type}")
-    return {
-        "general.architecture": "llama",
+
+
+def metadata(config: ModelConfig) -> dict[str, GgufValue]:
+    """Returns what llama.cpp needs of a model of Llama, Gemma 3 or Phi-3."""
+    gguf, rope, window = FAMILIES[config.model_type].gguf, config.rope, config.first.attention.window
+    if gguf is None or rope is None:
+        raise UserError(f"no GGUF file is written of {config.model_type}")
+    values: dict[str, GgufValue] = {
+        "block_count": config.num_layers,
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count": config.num_heads,
+        "attention.head_count_kv": config.num_kv_heads,
+        "attention.key_length": config.head_dim,
+        "attention.value_length": config.head_dim,
+        "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+        "rope.dimension_count": rope.rotated(config.head_dim),
+        "rope.freq_base": float(rope.theta),
+        "rope.scaling.original_context_length": rope.original_positions,
+        "vocab_size": config.vocab_size,
+    }
+    if window is not None:
+        values["attention.sliding_window"] = window
+    general: dict[str, GgufValue] = {
+        "general.architecture": gguf.architecture,
         "general.file_type": _MOSTLY_BF16,
-        "llama.block_count": config.num_layers,
-        "llama.context_length": config.max_position_embeddings,
-        "llama.embedding_length": config.hidden_size,
-        "llama.feed_forward_length": config.intermediate_size,
-        "llama.attention.head_count": config.num_heads,
-        "llama.attention.head_count_kv": config.num_kv_heads,
-        "llama.attention.layer_norm_rms_epsilon": config.rms_norm_eps,
-        "llama.rope.dimension_count": config.head_dim,
-        "llama.rope.freq_base": float(rope.theta),
-        "llama.vocab_size": config.vocab_size,
         "tokenizer.ggml.model": "none",
     }
+    return general | {f"{gguf.architecture}.{key}": value for key, value in values.items()}
 
 
 def plain(tensors: Mapping[str, StoredTensor]) -> dict[str, SourceTensor]:

@@ -9,7 +9,13 @@ from .gguf import write_gguf
 from .install import NotInstalled, checked
 from .random_gguf import write_random_gguf
 
-SHAPES = {"1.1b": "tinyllama", "7b": "llama2-7b", "8b": "llama3-8b"}
+SHAPES = {
+    "1.1b": "tinyllama",
+    "7b": "llama2-7b",
+    "8b": "llama3-8b",
+    "gemma3-1b": "gemma3-1b",
+    "phi4-mini": "phi4-mini-3.8b",
+}
 """Shape of random weights -> the preset."""
 PRECISIONS = ("q4", "q8", "bf16")
 

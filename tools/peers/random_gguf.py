@@ -11,9 +11,12 @@ from pathlib import Path
 import numpy as np
 
 from tpiedge.model.config import ModelConfig
+from tpiedge.model.families import FAMILIES
+from tpiedge.model.gguf.config import LONGROPE
 from tpiedge.model.gguf.model import gguf_name
 from tpiedge.model.presets import preset
 from tpiedge.model.spec import model_spec
+from tpiedge.pack.specs import whole_source
 
 from .gguf import GgufTensor, GgufValue, header, metadata
 
@@ -113,26 +116,35 @@ def made_up_words(count: int) -> dict[str, GgufValue]:
 
 
 def random_tensors(config: ModelConfig, precision: str) -> list[RandomTensor]:
-    """Every tensor of the model, in the order of the file."""
-    spec = model_spec(config)
-    found = []
+    """Returns every tensor of the model, in the order of the file."""
+    gguf, spec = FAMILIES[config.model_type].gguf, model_spec(config)
+    shapes: dict[str, tuple[int, ...]] = {}
     for blob in (spec.embedding, *spec.layers, spec.head):
         for matrix in blob.matrices:
-            name = gguf_name(matrix.source)
-            blocks = _blocks(name, precision, config.num_layers)
-            found.append(RandomTensor(name, matrix.source, matrix.source_shape, blocks))
-        for vector in blob.vectors:
-            found.append(RandomTensor(gguf_name(vector.source), vector.source, (vector.length,)))
+            source, rows = whole_source(matrix.source)
+            shapes[source] = matrix.source_shape if rows is None else (rows.stop, matrix.cols)
+        shapes |= {vector.source: (vector.length,) for vector in blob.vectors}
+    found = []
+    for source, shape in shapes.items():
+        name = gguf_name(source, None if gguf is None else gguf.tensors)
+        blocks = _blocks(name, precision, config) if len(shape) > 1 else None
+        found.append(RandomTensor(name, source, shape, blocks))
+    rope = config.rope
+    if rope is not None and rope.short_factor:
+        found += [RandomTensor(name, name, (len(rope.short_factor),)) for name in LONGROPE]
     return found
 
 
-def _blocks(name: str, precision: str, layers: int) -> BlockFormat | None:
+def _blocks(name: str, precision: str, config: ModelConfig) -> BlockFormat | None:
     """Returns the format of a matrix; None for bf16. q4_k_m follows llama.cpp's `llama_tensor_get_type`."""
-    is_head, is_embedding = name.startswith("output."), name.startswith("token_embd.")
+    is_embedding = name.startswith("token_embd.")
+    is_head = name.startswith("output.") or (is_embedding and config.tie_word_embeddings)
     if precision == "q4_k_m":
         favoured = "attn_v." in name or "ffn_down." in name
-        return Q6_K if is_head or (favoured and more_bits(int(name.split(".")[1]), layers)) else Q4_K
-    if precision == "bf16" or is_embedding:
+        return (
+            Q6_K if is_head or (favoured and more_bits(int(name.split(".")[1]), config.num_layers)) else Q4_K
+        )
+    if precision == "bf16" or (is_embedding and not is_head):
         return None
     return Q8_0 if is_head or precision == "q8" else Q4_0
 
