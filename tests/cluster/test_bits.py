@@ -152,6 +152,7 @@ def several_sets(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         "qwen3-biases",
         "mistral-sliding",
         "openllama",
+        "gemma2",
         "gemma3",
         "granite",
         "ministral3",

@@ -43,6 +43,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             "llama-biases",
             "qwen3",
             "mistral-sliding",
+            "gemma2",
             "gemma3-capped",
             "granite",
             "ministral3",

@@ -232,10 +232,7 @@ FAMILIES: tuple[Case, ...] = (
 )
 
 #: What tpiedge refuses, by the beginning of its name, and how.
-REFUSED = {
-    "gemma2": "model_type is 'gemma2'",
-    "gemma4": "model_type is 'gemma4",
-}
+REFUSED = {"gemma4": "model_type is 'gemma4"}
 #: Beyond the original context, where all keys would be rotated anew.
 BEYOND = ("phi4-mini-long", "phi4-mini-turning")
 COMPUTED = tuple(

@@ -70,7 +70,7 @@ class FFN:
 
 @dataclass(frozen=True)
 class LayerInputs:
-    """After the FFN, x += norm(projection(activation(gate(x)) * inputs)), where gate has `columns` rows. Rank 0 makes a
+    """x += norm(projection(activation(gate(x)) * inputs)) after the FFN, where gate has `columns` rows. Rank 0 makes a
     token's inputs for all layers before the first one. Every node has both matrices whole."""
 
     columns: Annotated[int, Meta(ge=1, le=MAX_FFN)]

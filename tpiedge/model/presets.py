@@ -69,11 +69,17 @@ def find_alias(name: str) -> Alias | None:
     return aliases().get(plain) or next((one for one in aliases().values() if plain in one.also), None)
 
 
-# Families that people know from Ollama, and that `model/families/` lacks.
+# Families of models and their versions that are computed, as "gemma-?3".
+_COMPUTED = "|".join(
+    f"{found[1]}-?{re.escape(found[2])}"
+    for name in (*PRESETS, *FAMILIES)
+    if (found := re.match(r"([a-z]+)([\d.]+)", name))
+)
+# Families that people know from Ollama, and that `model/families/` lacks; it has some versions of the first four.
 _UNSUPPORTED = re.compile(
-    r"(codegemma|command-r|deepseek-v|gemma(?!3(?!n))|glm|gpt-oss|granite(?!3\.3)|kimi|llama4|llava|minicpm|mixtral|"
-    r"moondream|olmo(?!2|-3)|phi(?![34])|qwen2.5vl|qwen3-coder|qwen3-next|qwen3-vl|qwen3.5|qwen3[:-](30|235)b|starcoder)"
-    r"(?![a-z])[^/]*",
+    rf"((?!({_COMPUTED})(?![a-z]))(gemma|granite|olmo|phi)|"
+    r"codegemma|command-r|deepseek-v|glm|gpt-oss|kimi|llama4|llava|minicpm|mixtral|moondream|qwen2.5vl|qwen3-coder|"
+    r"qwen3-next|qwen3-vl|qwen3.5|qwen3[:-](30|235)b|starcoder)(?![a-z])[^/]*",
     re.IGNORECASE,
 )
 _SIZE = re.compile(r"[:-]e?(\d{1,4}(?:\.\d{1,4})?)([mb])\b")

@@ -72,7 +72,7 @@ class TinyGguf:
                 part |= {f"{name}.bias": vector(size) for name, size in sizes.items()}
             if self.architecture in ("qwen3", "gemma3"):
                 part |= {f"{name}.weight": vector(self.head_dim) for name in ("attn_q_norm", "attn_k_norm")}
-            if self.architecture == "gemma3":
+            if self.architecture in ("gemma2", "gemma3"):
                 part |= {f"post_{name}_norm.weight": vector(self.hidden) for name in ("attention", "ffw")}
             if self.architecture == "phi3":
                 part["attn_qkv.weight"] = np.vstack([part.pop(f"attn_{name}.weight") for name in "qkv"])

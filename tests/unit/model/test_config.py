@@ -263,6 +263,31 @@ def test_scalings_of_gemma_that_transformers_ignores_are_refused(changes: dict[s
         parse(preset("gemma3-4b") | {"rope_scaling": {"factor": 8.0, **changes}})
 
 
+def test_missing_caps_of_gemma_2_are_those_of_transformers_and_null_is_none() -> None:
+    from transformers import AutoConfig
+
+    values, names = preset("gemma2-2b"), ("attn_logit_softcapping", "final_logit_softcapping")
+    usual, without = parse(values).factors, parse(values | dict.fromkeys(names)).factors
+    theirs = AutoConfig.for_model("gemma2")
+    assert (usual.score_cap, usual.logit_cap) == tuple(getattr(theirs, name) for name in names)
+    assert usual.scores == theirs.query_pre_attn_scalar**-0.5
+    assert (without.score_cap, without.logit_cap) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"attn_logit_softcapping": 0},
+        {"query_pre_attn_scalar": 144.5},
+        {"sliding_window_pattern": 6},
+        {"use_bidirectional_attention": True},
+    ],
+)
+def test_what_gemma_2_does_not_compute_is_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=next(iter(changes))):
+        parse(preset("gemma2-9b") | changes)
+
+
 JSON_VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),

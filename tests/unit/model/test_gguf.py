@@ -38,7 +38,7 @@ Q4, Q8, BF16, F32 = Precision.Q4, Precision.Q8, Precision.BF16, Precision.F32
 
 
 PAIRED = ["llama", "granite", "smollm3", "mistral3"]
-ARCHITECTURES = [*PAIRED, "qwen2", "qwen3", "gemma3", "phi3"]
+ARCHITECTURES = [*PAIRED, "qwen2", "qwen3", "gemma2", "gemma3", "phi3"]
 
 
 def checkpoint_numbers(path: Path, model: GgufModel) -> dict[str, Array]:
@@ -51,7 +51,7 @@ def checkpoint_numbers(path: Path, model: GgufModel) -> dict[str, Array]:
         values = found[names.get_name(source, (".weight", ".bias")) or ""]
         if architecture in PAIRED and source.split(".")[-2] in ("q_proj", "k_proj"):
             values = paired_back(values, model.config.head_dim)
-        if architecture == "gemma3" and source.endswith("norm.weight"):
+        if architecture in ("gemma2", "gemma3") and source.endswith("norm.weight"):
             values = values - np.float32(1)
         numbers[source] = values
     return numbers
@@ -75,7 +75,9 @@ def losses(model: GgufModel, quality: Quality | None) -> list[str]:
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize(("kind", "precision"), [("Q4_0", Q4), ("Q8_0", Q8), ("F16", F32), ("F32", F32)])
 def test_gguf_import_is_lossless(tmp_path: Path, architecture: str, kind: str, precision: Precision) -> None:
-    tiny = TinyGguf(architecture, kinds={"": kind}, hidden=96, head_dim=64, heads=4, kv_heads=2, ffn=288)
+    sizes = {"hidden": 96, "head_dim": 64, "heads": 4, "kv_heads": 2, "ffn": 288}
+    # The package knows no output matrix of Gemma 2.
+    tiny = TinyGguf(architecture, kinds={"": kind}, tied=architecture == "gemma2", **sizes)
     path = tiny.write(tmp_path / "f.gguf")
     model = GgufModel.open(path)
     pack, back = packed(path, None, tmp_path)
@@ -248,6 +250,15 @@ _YARN3 = {"type": "yarn", "factor": 4.0, "original_context_length": 32, "yarn_be
 #: Architecture, its keys and tensors beside the usual ones, and config.json of the checkpoint.
 CONFIGS: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
     (
+        "gemma2",
+        {"attention.sliding_window": 16, "attention.sliding_window_pattern": 2, "attn_logit_softcapping": 40.0,
+         "final_logit_softcapping": 20.0},
+        {},
+        {"model_type": "gemma2", "sliding_window": 16, "attn_logit_softcapping": 40.0,
+         "final_logit_softcapping": 20.0, "query_pre_attn_scalar": 32},
+    ),
+    ("gemma2", {}, {}, {"model_type": "gemma2", "num_hidden_layers": 46, "head_dim": 16, "query_pre_attn_scalar": 32}),
+    (
         "gemma3",
         {"attention.sliding_window": 16, "rope.freq_base": 1e6, "rope.scaling.type": "linear",
          "rope.scaling.factor": 8.0, "final_logit_softcapping": 30.0},
@@ -311,8 +322,14 @@ def test_config_of_architecture_equals_the_checkpoints(
     assert config_of(tmp_path, architecture=architecture, keys=named, extra=extra, **sizes) == expected
 
 
+_PERIOD = "gemma2.attention.sliding_window_pattern"
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"architecture": "gemma2"}, "the architecture is 'gemma2'; supported are gemma3, granite, llama, "),
+    (
+        {"architecture": "gpt-oss"},
+        "the architecture is 'gpt-oss'; supported are gemma2, gemma3, granite, llama, ",
+    ),
+    ({"architecture": "gemma2", "keys": {_PERIOD: 6}}, "sliding_window_pattern is not 2"),
+    ({"architecture": "gemma2", "keys": {_PERIOD: [True, False]}}, "sliding_window_pattern is "),
     (
         {"architecture": "gemma3", "keys": {"gemma3.attn_logit_softcapping": 50.0}},
         "attn_logit_softcapping is set",
