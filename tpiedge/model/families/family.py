@@ -60,16 +60,16 @@ class Gguf:
     paired: bool = False
     #: The checkpoint's name of a part -> the file's.
     tensors: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    #: The file's key of a number, without the architecture -> config.json's. The number 0 is left out.
+    #: The file's key of a number, without the architecture -> config.json's. The number 0 counts as missing.
     keys: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    #: Returns the fields of config.json that follow from the others.
+    #: Returns the fields of config.json that follow from the others, whose numbers are not checked yet.
     more: Callable[[Mapping[str, Any]], Mapping[str, object]] = lambda _config: {}
 
 
 @dataclass(frozen=True)
 class Family:
-    """`name`: the beginning of the names of its classes. `defaults`: what a missing key means; keys without a default
-    are needed. For a bias, None means that config.json decides, by `attention_bias` and `mlp_bias`."""
+    """`name`: the beginning of the names of its classes. `defaults`: what a missing key means, but not null; keys
+    without a default are needed. For a bias, None means that config.json decides, by `attention_bias` and `mlp_bias`."""
 
     model_type: str
     name: str
