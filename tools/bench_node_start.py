@@ -48,7 +48,7 @@ def main() -> int:
 
 def whole_model(pack: Path, threads: int) -> tuple[Served, tuple[Assignment, ...]]:
     layer = Pack.open(pack).layout(0)
-    share = NodeShare(Share(0, layer.matrix("q").units), Share(0, layer.matrix("gate").units))
+    share = NodeShare(Share(0, layer.matrix("o").units), Share(0, layer.matrix("down").units))
     served = Served(pack.absolute(), "", "f32", 128, 128)
     return served, (Assignment("", share, threads, 0, ""),)
 

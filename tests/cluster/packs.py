@@ -1,11 +1,12 @@
 """Packs of the reference checkpoints, and their splits."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.reference import Reference
+from tests.reference import Case, Reference
 from tpiedge.model.checkpoint import Checkpoint
 from tpiedge.model.config import ModelConfig
 from tpiedge.model.spec import model_spec
@@ -15,6 +16,14 @@ from tpiedge.pack.specs import Precision
 from tpiedge.pack.writer import write_pack
 from tpiedge.planner.needs import LayerShape
 from tpiedge.planner.solve import ShareWeight, parse_shares, partition
+
+#: Of 1, 2, 3 and 5 nodes, the even ones first; "0:1" helps with the FFN only, "1:0" with attention only.
+SPLITS = (
+    ("1",),
+    ("1,1", "3,1", "1,0:1"),
+    ("1,1,1", "1,5,2", "1:0,0:1,2"),
+    ("1,1,1,1,1", "5,0.1,1,1,2", "1,0:3,1,0:1,1"),
+)
 
 References = Callable[[str], Reference]
 Packs = Callable[..., Path]
@@ -53,6 +62,23 @@ def shares_of(folder: Path, shares: str) -> tuple[NodeShare, ...]:
 
 def split_of(config: ModelConfig, shares: str) -> tuple[NodeShare, ...]:
     kv_heads = min(layer.attention.kv_heads for layer in config.layers)
-    shape = LayerShape(config.num_heads, kv_heads, -(-config.intermediate_size // 128))
+    columns = min(layer.ffn.columns for layer in config.layers)
+    shape = LayerShape(config.num_heads, kv_heads, -(-columns // 128))
     weights: tuple[ShareWeight, ...] = parse_shares(shares, shares.count(",") + 1)
     return partition(shape, weights)
+
+
+def sampled(cases: Iterable[Case]) -> Iterator[tuple[str, str, bool, int]]:
+    """Yields (name, shares, whether weights stream, round 0 or 1). Each family has all numbers of nodes, even and
+    uneven shares, and streams or not in each round. Each case is in both rounds."""
+    names: dict[object, list[str]] = {}
+    for case in cases:
+        text: Any = case.config.get("text_config", case.config)
+        names.setdefault(text["model_type"], []).append(case.name)
+    for number, own in enumerate(names.values()):
+        turns, step = 4 if len(own) == 1 else 2, len(own) if len(own) % 4 else 1
+        for turn in range(turns):
+            for at, name in enumerate(own):
+                group = (at + turn * step) % 4
+                shares = SPLITS[group][(number + group + at // 4) % len(SPLITS[group])]
+                yield name, shares, (number + turn + at) % 2 > 0, 2 * turn // turns

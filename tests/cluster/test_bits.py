@@ -9,19 +9,18 @@ import pytest
 import torch
 
 from tests.cluster.alone import AloneOf
-from tests.cluster.packs import Packs, References, packed, shares_of, split
+from tests.cluster.packs import SPLITS, Packs, References, packed, sampled, shares_of, split
 from tests.cluster.test_streaming import PLACEMENTS
-from tests.fakes import cluster as clusters
 from tests.fakes.cluster import InProcessCluster
 from tests.reference import CASES, COMPUTED
 from tests.unit.kernels.instruction_sets import AVAILABLE
+from tests.unit.memory.conftest import narrow
 from tests.unit.model.gguf_files import TinyGguf
 from tests.unit.model.int4_files import Int4Checkpoint
 from tests.unit.model.test_gguf import packed as import_gguf
 from tpiedge.collectives.communicator import Route
 from tpiedge.engine.steps import StepLimits
-from tpiedge.kernels.linear import Arithmetic, Linear
-from tpiedge.kernels.shared_library import KernelLibrary, kernel_library
+from tpiedge.kernels.shared_library import kernel_library
 from tpiedge.model.source import DEMO, resolve_model
 from tpiedge.pack.quantised import FORMAT_OF
 from tpiedge.pack.specs import Precision
@@ -29,10 +28,7 @@ from tpiedge.planner.needs import LayerShape
 from tpiedge.planner.solve import parse_shares, partition
 from tpiedge.wire.fields import KVPrecision
 
-NAMES = [case.name for case in (*CASES, *COMPUTED)]
 QUANTISED = [Precision.Q8, Precision.Q4]
-#: Even and uneven, nodes without heads or without columns, more nodes than heads or KV heads.
-SPLITS = ["1,1", "3,1", "1,0:1", "1,5,2", "1:0,0:1,2", "1,1,1,1,1", "1,0:3,1,0:1,1"]
 KV: list[KVPrecision] = ["f32", "bf16", "q8", "q4"]
 
 pytestmark = pytest.mark.usefixtures("_native")
@@ -49,23 +45,25 @@ def logits_of(cluster: InProcessCluster, text: Sequence[int]) -> torch.Tensor:
         return cluster.logits(text)
 
 
-#: Every family and precision by one split, each split with several of them, and one family by all.
-TRIED = [
-    (name, precision, shares)
-    for i, name in enumerate(NAMES)
-    for j, shares in enumerate(SPLITS)
-    for k, precision in enumerate(QUANTISED)
-    if (i + j + 3 * k) % 7 == 0 or name == "llama-gqa-odd"
-]
+#: One case by all splits, and every family in every way.
+TRIED = dict.fromkeys(
+    [
+        *(("llama-gqa-odd", one, shares, False) for group in SPLITS for shares in group for one in QUANTISED),
+        *((name, QUANTISED[one], *way) for name, *way, one in sampled((*CASES, *COMPUTED))),
+    ]
+)
+#: Of every family, and cases with other shapes.
+OF_EACH = [name for name, _, shares, _ in TRIED if shares == "1" and not name.startswith("llama")]
+OF_EACH = [*dict.fromkeys([*OF_EACH, "llama-gqa-odd", "openllama", "qwen3-biases"])]
 
 
-@pytest.mark.parametrize(("name", "precision", "shares"), TRIED)
+@pytest.mark.parametrize(("name", "precision", "shares", "streamed"), TRIED)
 def test_logits_are_bit_identical_for_every_split(
-    name: str, precision: Precision, shares: str, references: References, alone: AloneOf
+    name: str, precision: Precision, shares: str, streamed: bool, references: References, alone: AloneOf
 ) -> None:
-    expected = alone(name, precision)
-    found_TV = logits_of(InProcessCluster(expected.pack, split(references(name), shares)), expected.text)
-    assert torch.equal(found_TV, expected.logits_TV)
+    expected, placement = alone(name, precision), narrow if streamed else None
+    cluster = InProcessCluster(expected.pack, split(references(name), shares), placement=placement)
+    assert torch.equal(logits_of(cluster, expected.text), expected.logits_TV)
 
 
 @pytest.mark.parametrize("shares", ["1,2,0:1,1"])
@@ -124,41 +122,9 @@ def test_gptq_and_awq_logits_are_bit_identical_for_every_split(
     assert all(torch.equal(found_TV, expected_TV) for found_TV in others)
 
 
-@pytest.fixture
-def several_sets(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    def choose(sets: Sequence[str], threads: Sequence[int] = (1,)) -> None:
-        usual = kernel_library()
-        assert usual is not None
-        made = iter(range(1 << 30))
-
-        class Chosen(Linear):
-            @classmethod
-            def create(cls, arithmetic: Arithmetic, _threads: int) -> "Chosen":
-                at = next(made)
-                library = KernelLibrary(usual.dll, sets[at % len(sets)])
-                return cls(arithmetic, threads[at % len(threads)], library)
-
-        monkeypatch.setattr(clusters, "Linear", Chosen)
-
-    return choose
-
-
 @pytest.mark.parametrize("isa", AVAILABLE)
 @pytest.mark.parametrize("precision", QUANTISED)
-@pytest.mark.parametrize(
-    "name",
-    [
-        "llama-gqa-odd",
-        "qwen3-biases",
-        "mistral-sliding",
-        "openllama",
-        "gemma2",
-        "gemma3",
-        "granite",
-        "ministral3",
-        "olmo3",
-    ],
-)
+@pytest.mark.parametrize("name", OF_EACH)
 def test_logits_are_bit_identical_for_every_instruction_set(
     name: str,
     precision: Precision,

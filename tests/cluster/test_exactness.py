@@ -4,32 +4,20 @@ Ranks are threads here and the links queues; tests/process does the same with pr
 """
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from tests.cluster.packs import Packs, References, split
+from tests.cluster.packs import SPLITS, Packs, References, sampled, split
 from tests.fakes.cluster import InProcessCluster, greedy_request
-from tests.reference import CASES, COMPUTED
+from tests.reference import CASES, COMPUTED, case
+from tests.unit.memory.conftest import narrow
 from tpiedge.engine.steps import StepLimits
 from tpiedge.wire.control import PromptScores
 
 RELATIVE = 1e-4
-
-# Even and uneven splits of 1, 2, 3 and 5 nodes; "0:1" helps with the FFN only, "1:0" with attention only.
-SPLITS = [
-    "1",
-    "1,1",
-    "3,1",
-    "1,0:1",
-    "1,1,1",
-    "1,5,2",
-    "1:0,0:1,2",
-    "1,1,1,1,1",
-    "5,0.1,1,1,2",
-    "1,0:3,1,0:1,1",
-]
 
 
 def assert_close(actual: torch.Tensor, expected: np.ndarray) -> None:
@@ -38,26 +26,38 @@ def assert_close(actual: torch.Tensor, expected: np.ndarray) -> None:
     assert error.max() < RELATIVE, f"relative error {error.max():.2e}"
 
 
-FAMILIES = [case.name for case in (*CASES, *COMPUTED)]
-#: Every family by two splits, every split with several families, and all of them with one.
-PAIRS = [
-    (name, shares)
-    for i, name in enumerate(FAMILIES)
-    for j, shares in enumerate(SPLITS)
-    if (i + j) % 5 == 0 or name == "llama-gqa-odd"
-]
+#: One case by all splits, and every family in every way.
+TRIED = dict.fromkeys(
+    [
+        *(("llama-gqa-odd", shares, False) for group in SPLITS for shares in group),
+        *(one[:3] for one in sampled((*CASES, *COMPUTED))),
+    ]
+)
 
 
-@pytest.mark.parametrize(("name", "shares"), PAIRS)
+@pytest.mark.parametrize(("name", "shares", "streamed"), TRIED)
 def test_tokens_and_logits_are_those_of_transformers(
-    name: str, shares: str, references: References, packs: Packs
+    name: str, shares: str, streamed: bool, references: References, packs: Packs
 ) -> None:
-    reference = references(name)
-    with InProcessCluster(packs(reference), split(reference, shares)) as cluster:
+    reference, placement = references(name), narrow if streamed else None
+    with InProcessCluster(packs(reference), split(reference, shares), placement=placement) as cluster:
         tokens = cluster.greedy(reference.prompt_ids, len(reference.greedy_ids))
         logits_TV = cluster.logits(reference.prompt_ids)
     assert tuple(tokens) == reference.greedy_ids
     assert_close(logits_TV, reference.logits_TV)
+
+
+def test_sample_has_every_family_in_every_way() -> None:
+    ways: dict[object, list[tuple[int, bool, bool, int]]] = {}
+    for name, shares, streamed, number in sampled((*CASES, *COMPUTED)):
+        text: Any = case(name).config.get("text_config", case(name).config)
+        nodes = shares.count(",") + 1
+        way = nodes, len({*shares.split(",")}) == 1, streamed, number
+        ways.setdefault(text["model_type"], []).append(way)
+    for found in ways.values():
+        assert {way[0] for way in found} == {1, 2, 3, 5}
+        assert {way[1] for way in found if way[0] > 1} == {False, True}
+        assert {way[2:] for way in found} == {(False, 0), (False, 1), (True, 0), (True, 1)}
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,6 @@ from tpiedge.model.config import ModelConfig
 from tpiedge.model.rope import RopeConfig
 from tpiedge.model.rotation import grown, rope_frequencies
 from tpiedge.pack.grids import Exponents
-from tpiedge.pack.layout import FFN_MATRICES
 from tpiedge.pack.share import NodeShare, Share, kv_share
 from tpiedge.wire.data import Segment, StepPlan
 from tpiedge.wire.fields import KVPrecision
@@ -284,8 +283,8 @@ class Engine:
         fused = _kept(self._ffns, layer, weights, self._new_ffn)
         if fused is not None:
             return fused.run(x_CH)
-        gate, up, down = (weights.matrices[name] for name in FFN_MATRICES)
-        biases = self._ffn_bias(weights, "gate", gate.shape[0]), self._ffn_bias(weights, "up", up.shape[0])
+        gate, up, down = weights.matrices.get("gate"), weights.matrices["up"], weights.matrices["down"]
+        biases = self._ffn_bias(weights, "gate", up.shape[0]), self._ffn_bias(weights, "up", up.shape[0])
         norm_H, activation = weights.vectors.get("ffn_norm"), self._activation(layer)
         return ffn(x_CH, norm_H, self.config.rms_norm_eps, gate, up, down, self.linear, biases, activation)
 
@@ -367,10 +366,12 @@ class Engine:
         )
 
     def _new_ffn(self, layer: int, weights: BlockWeights) -> FusedFFN | None:
-        matrices, pool, (_, grid) = _panels(weights, FFN_MATRICES), self.linear.pool, self._grids[layer]
-        if pool is None or len(matrices) < 3 or grid is None:
+        names, pool, (_, grid) = self.config.layers[layer].ffn.names, self.linear.pool, self._grids[layer]
+        matrices = _panels(weights, names)
+        if pool is None or len(matrices) < len(names) or grid is None:
             return None
-        gate, up, down = matrices
+        *gates, up, down = matrices
+        gate = gates[0] if gates else None
         biases = self._ffn_bias(weights, "gate"), self._ffn_bias(weights, "up")
         norm_H, eps = weights.vectors.get("ffn_norm"), self.config.rms_norm_eps
         return FusedFFN(norm_H, eps, (gate, up, down), pool, grid, biases, self._activation(layer))

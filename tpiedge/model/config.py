@@ -124,7 +124,8 @@ class ModelConfig:
     def ffn_part(self) -> float:
         """The FFN's fraction of all weights in a layer's matrices."""
         attention = 2 * self.head_dim * (self.num_heads + self.num_kv_heads)
-        return 3 * self.intermediate_size / (3 * self.intermediate_size + attention)
+        ffn = len(self.first.ffn.names) * self.intermediate_size
+        return ffn / (ffn + attention)
 
     @staticmethod
     def open(folder: Path) -> "ModelConfig":

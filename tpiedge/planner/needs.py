@@ -163,7 +163,7 @@ def model_facts(pack: Pack, *, compute: Compute, kv: KVPrecision) -> ModelFacts:
     layouts, int8 = [pack.layout(number) for number in range(pack.num_layers)], compute == "int8"
     blocks = Counter(filter(None, (_block_facts(one, axis) for one in layouts for axis in AXES)))
     # A layer without k keeps no keys.
-    keys = [matrix for layout in layouts for matrix in layout.matrices if matrix.name == "k"]
+    keys = [matrix for layout in layouts for matrix in layout.matrices if matrix.name in ("k", "k_whole")]
     formats = [KVFormat(kv, matrix.rows_per_unit) for matrix in keys]
     page_tokens = page_positions(formats) if formats else 1
     kept = Counter[int]()

@@ -9,8 +9,6 @@ from tpiedge.pack.reader import Pack
 from tpiedge.pack.shard_copy import ShardCopy, ranges_nbytes
 from tpiedge.pack.share import NodeShare
 
-LAYERS = 4
-
 
 def ended(process: subprocess.Popen[str]) -> dict:
     out, _ = process.communicate(timeout=110)
@@ -19,7 +17,7 @@ def ended(process: subprocess.Popen[str]) -> dict:
 
 
 def share_bytes(pack: Pack, share: NodeShare) -> int:
-    return sum(pack.share_bytes(layer, share) for layer in range(LAYERS))
+    return sum(pack.share_bytes(layer, share) for layer in range(pack.num_layers))
 
 
 def held_bytes(copy: ShardCopy, share: NodeShare) -> int:
@@ -44,7 +42,7 @@ def data_extents(path: Path) -> list[tuple[int, int]]:
 
 def check_equal(source: Pack, copy: Pack, share: NodeShare) -> None:
     """The share's ranges are the source's byte for byte, and nothing else is filled."""
-    for layer in range(LAYERS):
+    for layer in range(source.num_layers):
         mine = [(i.offset, i.offset + i.length) for i in source.share_ranges(layer, share)]
         here, there = copy.blob_path(layer).read_bytes(), source.blob_path(layer).read_bytes()
         assert len(here) == len(there)

@@ -68,8 +68,8 @@ class Gguf:
 
 @dataclass(frozen=True)
 class Family:
-    """`name`: the beginning of the names of its classes. `defaults`: what a missing key means, but not null; keys
-    without a default are needed. For a bias, None means that config.json decides, by `attention_bias` and `mlp_bias`."""
+    """`name`: the beginning of the names of its classes. `defaults`: what a missing key (not null) means; others
+    are needed. For a bias, None means that config.json decides, by `attention_bias` and `mlp_bias`."""
 
     model_type: str
     name: str
