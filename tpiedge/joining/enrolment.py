@@ -22,7 +22,10 @@ from tpiedge.wire.fields import Message
 from tpiedge.wire.join import Enrol, Enrolled, RefusalKind, Refused
 
 _WORDS: dict[Redemption, tuple[RefusalKind, str]] = {
-    "unknown": ("secret", "the master does not know this token: revoked, used up, or of another cluster"),
+    "unknown": (
+        "secret",
+        "the master does not know this token: revoked, used up, of another cluster, or of a master that has stopped",
+    ),
     "expired": ("expired", "this token has expired"),
     "used": ("used", "this token was used before"),
 }

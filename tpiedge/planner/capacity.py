@@ -197,7 +197,7 @@ def slower(with_s: float, without_s: float, because: str, workers: int) -> Spare
     return SpareReason(
         "slower",
         f"answers would be {how} with it ({format_seconds(with_s)} instead of {format_seconds(without_s)} per token; "
-        f"{because}); tpiedge master --min-workers {workers} uses it anyway",
+        f"{because}); to use it anyway, start the master with --min-workers {workers}",
     )
 
 

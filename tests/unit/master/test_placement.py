@@ -114,7 +114,7 @@ def test_serving_plan_is_kept_unless_new_is_clearly_faster() -> None:
         "w-2": (
             "slower",
             "answers would be hardly faster with it (24 ms instead of 26 ms per token; not worth restarting every "
-            "node); tpiedge master --min-workers 2 uses it anyway",
+            "node); to use it anyway, start the master with --min-workers 2",
         )
     }
     assert len(arranged(placement(min_workers=2)((first, slow), ("w-1",))).assignments) == 3

@@ -79,7 +79,7 @@ def test_spare_reason_gives_predicted_times():
     machines = [MASTER, worker("pi", GIB, 0.020)]
     assert reasons(machines)["pi"] == (
         "answers would be slower with it (1.4 s instead of 1.0 s per token; 64 exchanges; a round trip takes 20 ms); "
-        "tpiedge master --min-workers 1 uses it anyway"
+        "to use it anyway, start the master with --min-workers 1"
     )
     assert kinds(allocate(MODEL, machines)) == ["slower"]
     assert reasons(machines)["laptop"] == "3.2 GB/s of weights; computes 100% of the layers"
@@ -137,7 +137,7 @@ def test_a_worker_too_slow_for_one_unit_is_left_out():
     machines = [MASTER, worker("clock", 1e6)]
     assert reasons(machines)["clock"] == (
         "answers would be hardly faster with it (1.0 s instead of 1.0 s per token; 64 exchanges; a round trip takes "
-        "0 ms); tpiedge master --min-workers 1 uses it anyway"
+        "0 ms); to use it anyway, start the master with --min-workers 1"
     )
     assert kinds(allocate(MODEL, machines)) == ["slower"]
 
