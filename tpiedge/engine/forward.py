@@ -7,7 +7,7 @@ dimension, P padded rows of a head. The residual stream x_TH is f32 and identica
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, Literal, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as functional
@@ -18,9 +18,9 @@ from tpiedge.engine.meter import Meter
 from tpiedge.engine.steps import ChunkRows, OverlappedReduces, chunks, segments_of, wanted_rows
 from tpiedge.kernels.attention import append_pages, attention_pages, kv_of_heads
 from tpiedge.kernels.attention_block import FusedAttention, FusedLayers
-from tpiedge.kernels.elementwise import Activation, Rotation, rms_norm, rope, tables
+from tpiedge.kernels.elementwise import Activation, Rotation, activate, rms_norm, rope, tables
 from tpiedge.kernels.ffn import FusedFFN, ffn
-from tpiedge.kernels.grid import PLAIN_END, BlockEnd, Grid
+from tpiedge.kernels.grid import PLAIN_END, BlockEnd, Grid, add_sums
 from tpiedge.kernels.kv_format import KVFormat
 from tpiedge.kernels.kv_pages import Spans
 from tpiedge.kernels.library import NATIVE_TOKENS
@@ -35,13 +35,19 @@ from tpiedge.model.config import ModelConfig
 from tpiedge.model.rope import RopeConfig
 from tpiedge.model.rotation import grown, rope_frequencies
 from tpiedge.pack.grids import Exponents
-from tpiedge.pack.share import NodeShare, Share, kv_share
+from tpiedge.pack.share import NodeShare, Share, kv_share, units_of
 from tpiedge.wire.data import Segment, StepPlan
 from tpiedge.wire.fields import KVPrecision
 
 T = TypeVar("T")
 _POSITIONS: Final = 64
 _FFN_TILE: Final = 128
+#: Names of the bias and of the norm at a block's end.
+_ENDS: Final = {
+    "attention": ("o_bias", "attention_end_norm"),
+    "ffn": ("down_bias", "ffn_end_norm"),
+    "inputs": ("", "inputs_end_norm"),
+}
 
 
 class _ChunkPart(NamedTuple):
@@ -112,10 +118,12 @@ class Engine:
         start, stop = share.attention.start, share.attention.stop
         self._kv = [kv_share(share.attention, size) for size in groups]
         self._kv_of_head = [kv_of_heads(start, stop, size) for size in groups]
-        #: Grids of `o` and `down` of each layer; None unless products are in int8.
-        self._grids: Sequence[tuple[Grid | None, Grid | None]] = [
-            (Grid.among(o, communicator.size), Grid.among(down, communicator.size)) for o, down in grids
-        ] or [(None, None)] * config.num_layers
+        tiles = [-(-layer.ffn.columns // _FFN_TILE) for layer in config.layers]
+        self._ffn_tiles = [units_of(share.along("ffn"), min(tiles), own) for own in tiles]
+        #: Grids of each layer's row-parallel matrices; None unless products are in int8.
+        self._grids: Sequence[Sequence[Grid | None]] = [
+            [Grid.among(exponent, communicator.size) for exponent in row] for row in grids
+        ] or [[None] * 4] * config.num_layers
         self._rotation_of = [config.rotations.index(layer.attention.rotation) for layer in config.layers]
         #: By layer: a block's weights and its native call. Streamed weights are new objects in every step.
         self._attentions: dict[int, tuple[BlockWeights, FusedAttention | None]] = {}
@@ -126,32 +134,53 @@ class Engine:
         """Whether products are in int8."""
         return self._grids[0][0] is not None
 
-    def embedding(self, ids: Sequence[int]) -> Tensor:
-        """Returns the hidden states before the first layer, f32 [T, H]. Only rank 0 may call it."""
+    def embedding(self, ids: Sequence[int]) -> tuple[Tensor, Tensor | None]:
+        """Returns the hidden states before the first layer, f32 [T, H], and the inputs of all layers, f32 [T, I], if
+        the model has some. Only rank 0 may call it."""
         rows_TH = self.weights.embedding_rows(ids)
         factor = self.config.factors.embedding
-        return rows_TH if factor == 1 else rows_TH.mul_(factor)
+        x_TH = rows_TH if factor == 1 else rows_TH.mul_(factor)
+        return x_TH, self._inputs(ids, x_TH) if self.config.input_columns else None
 
-    def run(self, x_TH: Tensor, plan: StepPlan) -> None:
-        """Computes all layers in place. On rank 0, `x_TH` holds embeddings. Afterwards only the rows that `plan` wants
-        are complete. Raises PeerLost, ProtocolError, StepCancelled."""
+    def _inputs(self, ids: Sequence[int], x_TH: Tensor) -> Tensor:
+        of_layer, config, weights = self.config.first.inputs, self.config, self.weights
+        assert of_layer is not None  # all layers have some
+        norm_P, projection = (
+            weights.vectors["embedding"]["inputs_norm"],
+            weights.whole("embedding", "inputs_projection"),
+        )
+        y_TI = torch.empty(len(ids), config.input_columns)
+        for first in range(0, len(ids), NATIVE_TOKENS):  # a token's bits are those of any batch
+            rows = slice(first, first + NATIVE_TOKENS)
+            of_context_RI = self.linear.project(x_TH[rows], projection)[:, : config.input_columns]
+            context_RLP = (of_context_RI * config.hidden_size**-0.5).unflatten(1, (-1, of_layer.columns))
+            normed_RLP = rms_norm(context_RLP, norm_P, config.rms_norm_eps, self.linear.pool)
+            of_token_RI = weights.embedding_rows(ids[rows], "inputs_embedding") * of_layer.columns**0.5
+            y_TI[rows] = (normed_RLP.flatten(1) + of_token_RI) * 2**-0.5
+        return y_TI
+
+    def run(self, x_TH: Tensor, plan: StepPlan, inputs_TI: Tensor | None = None) -> None:
+        """Computes all layers in place. On rank 0, `x_TH` holds embeddings, and `inputs_TI` the inputs of all layers.
+        Afterwards only the rows that `plan` wants are complete. Raises PeerLost, ProtocolError, StepCancelled."""
         self.cache.change(plan.tables, plan.discarded)
         self.cache.truncate(plan.segments)
         self.weights.make_room(self.cache.held_bytes)
-        parts = self._parts(x_TH, plan)
+        if inputs_TI is None and self.config.input_columns:
+            inputs_TI = torch.empty(len(x_TH), self.config.input_columns)
+        parts = self._parts(x_TH, plan, inputs_TI)
         self.meter.block, self.meter.step = 0, plan.step
         self._reduces = OverlappedReduces(self.communicator, self.meter, self.linear.pool, plan.wire)
         if not self._stack(x_TH, plan, parts):
-            self._blocks(x_TH, plan, parts)
+            self._blocks(x_TH, plan, parts, inputs_TI)
         self.cache.commit(plan.segments)
         self.meter.steps += 1
         self.meter.tokens += plan.tokens
 
-    def _parts(self, x_TH: Tensor, plan: StepPlan) -> Sequence[_ChunkPart]:
+    def _parts(self, x_TH: Tensor, plan: StepPlan, inputs_TI: Tensor | None) -> Sequence[_ChunkPart]:
         cuts = chunks(plan)
         rotations = [self._rotation(*kind, plan.segments) for kind in self.config.rotations]
         parts = []
-        for rows, own in zip(ChunkRows.of(x_TH, cuts), cuts, strict=True):
+        for rows, own in zip(ChunkRows.of(x_TH, cuts, inputs_TI), cuts, strict=True):
             spans = [self.cache.span(one.slot, one.start, one.length) for one in segments_of(plan, own)]
             of_chunk = Spans(spans, self.cache.page_positions)
             parts.append(_ChunkPart(rows, of_chunk, [rotation.of_tokens(own) for rotation in rotations]))
@@ -175,7 +204,9 @@ class Engine:
         self._reduces.ended_alone(rows, Tag(plan.step, 2 * self.config.num_layers - 1, 0))
         return True
 
-    def _blocks(self, x_TH: Tensor, plan: StepPlan, parts: Sequence[_ChunkPart]) -> None:
+    def _blocks(
+        self, x_TH: Tensor, plan: StepPlan, parts: Sequence[_ChunkPart], inputs_TI: Tensor | None
+    ) -> None:
         step_rows = [part.rows for part in parts]
         last = 2 * self.config.num_layers - 1
         for number in range(last):
@@ -188,7 +219,8 @@ class Engine:
         # Only the wanted rows are computed and reduced (MOM, section 3.1).
         self._reduces.finish()
         x_MH = x_TH[rows]
-        self._block(plan.step, last, ChunkRows.of(x_MH, cuts))
+        inputs_MI = None if inputs_TI is None else inputs_TI[rows]
+        self._block(plan.step, last, ChunkRows.of(x_MH, cuts, inputs_MI))
         self._reduces.finish()
         x_TH[rows] = x_MH
 
@@ -197,11 +229,11 @@ class Engine:
     ) -> None:
         layer, is_ffn = divmod(number, 2)
         with self.weights.resident(self._order[number]) as weights:
-            end = self._end(weights, is_ffn=bool(is_ffn))
+            end = self._end(weights, layer, "ffn" if is_ffn else "attention")
             for at, rows in enumerate(step_rows):
                 tag = Tag(step, number, rows.index)
                 if number == 0:
-                    self._receive(rows.x_CH, tag)
+                    self._receive(rows, tag)
                 self._reduces.finish(rows)
                 if is_ffn:
                     with self.meter.ffn_span.of(layer):
@@ -209,15 +241,35 @@ class Engine:
                 else:
                     with self.meter.attention_span.of(layer):
                         partial_CH = self._attention(parts[at], weights, layer)
-                grid, wait = self._grids[layer][is_ffn], len(step_rows) == 1
-                self._reduces.all_reduce(rows, partial_CH, tag, end, grid, wait=wait)
+                grid, wait, then = self._grids[layer][is_ffn], len(step_rows) == 1, None
+                if is_ffn and rows.inputs_CI is not None:
+                    then = functools.partial(self._add_inputs, rows.x_CH, rows.inputs_CI, weights, layer)
+                self._reduces.all_reduce(rows, partial_CH, tag, end, grid, then, wait=wait)
 
-    def _receive(self, x_CH: Tensor, tag: Tag) -> None:
+    def _receive(self, rows: ChunkRows, tag: Tag) -> None:
+        """Broadcasts rank 0's hidden states, with the inputs of all layers beside them."""
+        x_CH, inputs_CI = rows.x_CH, rows.inputs_CI
+        sent = x_CH if inputs_CI is None else torch.cat((x_CH, inputs_CI), 1)
         # Few messages pile up at a slow node, because rank 0 waits in all-reduces.
         with self.meter.broadcast_span:
-            hidden_CH = self.communicator.broadcast(x_CH, tag)
-        if hidden_CH is not x_CH:
-            x_CH.copy_(hidden_CH)
+            found = self.communicator.broadcast(sent, tag)
+        if found is not sent:
+            x_CH.copy_(found[:, : x_CH.shape[1]])
+            if inputs_CI is not None:
+                inputs_CI.copy_(found[:, x_CH.shape[1] :])
+
+    def _add_inputs(self, x_CH: Tensor, inputs_CI: Tensor, weights: BlockWeights, layer: int) -> None:
+        """Ends a layer that has inputs, alike on all nodes."""
+        of_layer, pool, grid = self.config.layers[layer].inputs, self.linear.pool, self._grids[layer][2]
+        assert of_layer is not None
+        gate, down = weights.matrices["inputs_gate"], weights.matrices["inputs_down"]
+        with self.meter.ffn_span.of(layer):
+            y_CP, first = self.linear.project(x_CH, gate), layer * of_layer.columns
+            own_CP = inputs_CI[:, first : first + of_layer.columns]
+            own_CP = functional.pad(own_CP, (0, y_CP.shape[1] - of_layer.columns))
+            y_CP = activate(y_CP, own_CP.contiguous(), Activation(of_layer.activation), pool)
+            sums_CH = self.linear.contract(y_CP, down, grid)
+            add_sums(x_CH, sums_CH, grid, pool, self._end(weights, layer, "inputs"))
 
     def _attention(self, part: _ChunkPart, weights: BlockWeights, layer: int) -> Tensor | None:
         if not len(self._share.attention):
@@ -231,12 +283,11 @@ class Engine:
         layout, pool, factors = self.cache.layouts[layer], self.linear.pool, self.config.factors
         stored = _projections(of_layer)
         products = self.linear.project_many(h_CH, [weights.matrices[matrix] for matrix in stored.values()])
-        q_Cnd, *kept_CKd = (
-            self._heads(name, y_CP, layer, weights, rotation)
-            for name, y_CP in zip(stored, products, strict=True)
-        )
-        if kept_CKd:
-            k_CKd, v_CKd = kept_CKd
+        found = dict(zip(stored, products, strict=True))
+        heads = functools.partial(self._heads, layer=layer, weights=weights, rotation=rotation)
+        q_Cnd = heads("q", found["q"])
+        if "k" in found:
+            k_CKd, v_CKd = heads("k", found["k"]), heads("v", found.get("v", found["k"]))
             append_pages(k_CKd, v_CKd, spans, layout, pool=pool)
         out_Cnd = attention_pages(
             q_Cnd, spans, layout, self._kv_of_head[layer], window=of_layer.window, scale=factors.scores,
@@ -258,19 +309,25 @@ class Engine:
     ) -> Tensor:
         """Returns the own heads of q, k or v as attention takes them, [C, heads, d]."""
         of_layer, own = self.config.layers[layer].attention, self._own_heads(layer)[name]
-        whole = name != "v" and of_layer.row_norms
+        matrix = name if name in of_layer.projections else "k"
+        whole = matrix != "v" and of_layer.row_norms
         held = Share(of_layer.heads if name == "q" else of_layer.kv_heads) if whole else own
         x_Cnd = y_CP.view(len(y_CP), len(held), -1)[..., : of_layer.width]
-        bias = weights.vectors.get(f"{name}_bias")
+        bias = weights.vectors.get(f"{matrix}_bias")
         if bias is not None:
             x_Cnd = x_Cnd + bias.view(-1, of_layer.width)[held.start : held.stop]
+        if name == "v":
+            x_Cnd = x_Cnd[:, own.start : own.stop] if whole else x_Cnd
+            if of_layer.value_norms:
+                x_Cnd = rms_norm(
+                    x_Cnd, torch.ones(of_layer.width), self.config.rms_norm_eps, self.linear.pool
+                )
+            return x_Cnd
         if whole:
             x_CR = self._norm(x_Cnd.flatten(1), weights, f"{name}_norm")
             x_Cnd = x_CR.view(x_Cnd.shape)[:, own.start : own.stop]
         elif f"{name}_norm" in weights.vectors:
             x_Cnd = self._norm(x_Cnd, weights, f"{name}_norm")
-        if name == "v":
-            return x_Cnd
         factor_C = rotation.factor_T if name == "q" else None
         return rope(x_Cnd, rotation.cos_Tr, rotation.sin_Tr, self.linear.pool, factor_C)
 
@@ -278,24 +335,27 @@ class Engine:
         return {"q": self._share.attention, "k": self._kv[layer], "v": self._kv[layer]}
 
     def _ffn(self, x_CH: Tensor, weights: BlockWeights, layer: int) -> Tensor | None:
-        if not len(self._share.ffn):
+        if not self._ffn_tiles[layer]:
             return None
         fused = _kept(self._ffns, layer, weights, self._new_ffn)
         if fused is not None:
             return fused.run(x_CH)
         gate, up, down = weights.matrices.get("gate"), weights.matrices["up"], weights.matrices["down"]
-        biases = self._ffn_bias(weights, "gate", up.shape[0]), self._ffn_bias(weights, "up", up.shape[0])
+        columns = up.shape[0]
+        of_gate, of_up = (self._ffn_bias(weights, layer, name, columns) for name in ("gate", "up"))
         norm_H, activation = weights.vectors.get("ffn_norm"), self._activation(layer)
+        biases = of_gate, of_up
         return ffn(x_CH, norm_H, self.config.rms_norm_eps, gate, up, down, self.linear, biases, activation)
 
     def _activation(self, layer: int) -> Activation:
         return Activation(self.config.layers[layer].ffn.activation)
 
-    def _ffn_bias(self, weights: BlockWeights, name: str, columns: int = 0) -> Tensor | None:
+    def _ffn_bias(self, weights: BlockWeights, layer: int, name: str, columns: int = 0) -> Tensor | None:
         bias = weights.vectors.get(f"{name}_bias")
         if bias is None:
             return None
-        own = bias[self._share.ffn.start * _FFN_TILE : self._share.ffn.stop * _FFN_TILE]
+        tiles = self._ffn_tiles[layer]
+        own = bias[tiles.start * _FFN_TILE : tiles.stop * _FFN_TILE]
         # Padding stays zero through SwiGLU and `down`.
         return functional.pad(own, (0, max(0, columns - own.shape[0])))
 
@@ -309,17 +369,20 @@ class Engine:
             factor_T = torch.tensor([grown(growth, position // original) for position in positions])
         return Rotation(torch.cat(cos), torch.cat(sin), factor_T)
 
-    def _end(self, weights: BlockWeights, *, is_ffn: bool) -> BlockEnd:
-        vectors, config = weights.vectors, self.config
-        bias, norm = ("down_bias", "ffn_end_norm") if is_ffn else ("o_bias", "attention_end_norm")
-        if bias not in vectors and norm not in vectors and config.factors.block == 1:
+    def _end(
+        self, weights: BlockWeights, layer: int, kind: Literal["attention", "ffn", "inputs"]
+    ) -> BlockEnd:
+        vectors, factor, (bias, norm) = weights.vectors, self.config.factors.block, _ENDS[kind]
+        ends = kind == ("ffn" if self.config.layers[layer].inputs is None else "inputs")
+        scale = vectors["layer_scalar"].item() if ends and "layer_scalar" in vectors else 1.0
+        if bias not in vectors and norm not in vectors and factor == scale == 1:
             return PLAIN_END
-        return BlockEnd(vectors.get(bias), vectors.get(norm), config.rms_norm_eps, config.factors.block)
+        return BlockEnd(vectors.get(bias), vectors.get(norm), self.config.rms_norm_eps, factor, scale)
 
     @cached_property
     def _layers(self) -> FusedLayers | None:
         kept = self.weights.kept()
-        if self.linear.pool is None or kept is None:
+        if self.linear.pool is None or kept is None or self.config.input_columns:
             return None
         blocks: list[tuple[FusedAttention, FusedFFN]] = []
         ends: list[tuple[BlockEnd, BlockEnd]] = []
@@ -330,18 +393,18 @@ class Engine:
             if attention is None or ffn_block is None:
                 return None
             blocks.append((attention, ffn_block))
-            ends.append((self._end(of_attention, is_ffn=False), self._end(of_ffn, is_ffn=True)))
+            ends.append((self._end(of_attention, layer, "attention"), self._end(of_ffn, layer, "ffn")))
         return FusedLayers(blocks, self.linear.pool, ends, self._rotation_of)
 
     def _new_attention(self, layer: int, weights: BlockWeights) -> FusedAttention | None:
-        vectors, config, pool, (grid, _) = weights.vectors, self.config, self.linear.pool, self._grids[layer]
+        vectors, config, pool, (grid, *_) = weights.vectors, self.config, self.linear.pool, self._grids[layer]
         of_layer = config.layers[layer].attention
         stored, width = _projections(of_layer), of_layer.width
         matrices = _panels(weights, [*stored.values(), "o"])
         if pool is None or width > MAX_HEAD_WIDTH or len(matrices) <= len(stored) or grid is None:
             return None
         (q, *kv, o), own = matrices, self._own_heads(layer)
-        k, v = kv or (None, None)
+        k, v = (*kv, None, None)[:2]
         q_bias, k_bias, v_bias = (
             bias
             if (bias := vectors.get(f"{name}_bias")) is None or stored.get(name) != name
@@ -358,6 +421,7 @@ class Engine:
             pool,
             biases=(q_bias, k_bias, v_bias),
             head_norms_d=(vectors.get("q_norm"), vectors.get("k_norm")),
+            value_norm_d=torch.ones(width) if of_layer.value_norms and kv else None,
             own_heads=(own["q"].start, own["k"].start) if of_layer.row_norms else None,
             rotated=of_layer.rope.rotated(of_layer.width) if of_layer.rope else 0,
             window=of_layer.window,
@@ -366,13 +430,13 @@ class Engine:
         )
 
     def _new_ffn(self, layer: int, weights: BlockWeights) -> FusedFFN | None:
-        names, pool, (_, grid) = self.config.layers[layer].ffn.names, self.linear.pool, self._grids[layer]
+        names, pool, (_, grid, *_) = self.config.layers[layer].ffn.names, self.linear.pool, self._grids[layer]
         matrices = _panels(weights, names)
         if pool is None or len(matrices) < len(names) or grid is None:
             return None
         *gates, up, down = matrices
         gate = gates[0] if gates else None
-        biases = self._ffn_bias(weights, "gate"), self._ffn_bias(weights, "up")
+        biases = self._ffn_bias(weights, layer, "gate"), self._ffn_bias(weights, layer, "up")
         norm_H, eps = weights.vectors.get("ffn_norm"), self.config.rms_norm_eps
         return FusedFFN(norm_H, eps, (gate, up, down), pool, grid, biases, self._activation(layer))
 
@@ -395,5 +459,6 @@ def _panels(weights: BlockWeights, names: Sequence[str]) -> list[PanelMatrix]:
 
 def _projections(of_layer: Attention) -> Mapping[str, str]:
     """Returns what is projected, of q, k and v, and the names of the matrices."""
-    names = "q" if of_layer.keys_of is not None else "qkv"
-    return {name: f"{name}_whole" if of_layer.row_norms and name != "v" else name for name in names}
+    return {
+        name: f"{name}_whole" if of_layer.row_norms and name != "v" else name for name in of_layer.projections
+    }

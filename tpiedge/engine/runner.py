@@ -69,7 +69,7 @@ class Leader:
         cache = engine.cache
         self._engine, self._config, self._communicator = engine, engine.config, engine.communicator
         self._epoch = serving.epoch
-        self._limits = serving.limits or StepLimits.of(engine.config.hidden_size)
+        self._limits = serving.limits or StepLimits.of(engine.config.hidden_size, engine.config.input_columns)
         self._serving = serving
         self._preparations = GrammarPreparations(serving.epoch, grammars)
         self._recorder = StepRecorder(0, engine.meter, engine.weights, told)
@@ -272,7 +272,7 @@ class Leader:
         engine.meter.block, engine.meter.step = 0, self._step
         self._recorder.start(plan)
         with engine.meter.embedding_span:
-            x_TH = engine.embedding(ids)
+            x_TH, inputs_TI = engine.embedding(ids)
         self._lone = batch.lone, self._step
         try:
             with engine.meter.announce_span:
@@ -280,7 +280,7 @@ class Leader:
                 # A cancel that came before the announcement belonged to no step yet.
                 if batch.lone in self._cancels:
                     self._communicator.request_cancel(self._step)
-            engine.run(x_TH, plan)
+            engine.run(x_TH, plan, inputs_TI)
         finally:
             self._lone = "", 0
         return x_TH

@@ -4,7 +4,7 @@ chunks."""
 import time
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
@@ -34,10 +34,11 @@ class StepLimits:
     chunk_tokens: int
 
     @staticmethod
-    def of(hidden_size: int) -> "StepLimits":
-        """Limits a step's activations to ACTIVATION_BYTES, a message to 1 MiB."""
-        row_bytes = 4 * hidden_size
-        return StepLimits(max(1, ACTIVATION_BYTES // row_bytes), max(1, (1 << 20) // row_bytes))
+    def of(hidden_size: int, input_columns: int = 0) -> "StepLimits":
+        """Limits a step's activations to ACTIVATION_BYTES, a message to 1 MiB, and to 8 MiB with inputs of layers."""
+        row_bytes, whole_bytes = 4 * hidden_size, 4 * (hidden_size + input_columns)
+        chunk_tokens = min((1 << 20) // row_bytes, (8 << 20) // whole_bytes)
+        return StepLimits(max(1, ACTIVATION_BYTES // whole_bytes), max(1, chunk_tokens))
 
     def chunk_of(self, tokens: int, *, shared: bool) -> int:
         """Returns a chunk's number of rows in a step of `tokens` rows. `shared`: chunks travel between nodes."""
@@ -99,11 +100,12 @@ class ChunkRows:
     index: int
     x_CH: Tensor
     array_CH: F32Array
+    inputs_CI: Tensor | None  # of all layers
 
     @staticmethod
-    def of(x_TH: Tensor, cuts: Sequence[slice]) -> "list[ChunkRows]":
-        parts = [x_TH[rows] for rows in cuts]
-        return [ChunkRows(index, x_CH, x_CH.numpy()) for index, x_CH in enumerate(parts)]
+    def of(x_TH: Tensor, cuts: Sequence[slice], inputs_TI: Tensor | None = None) -> "list[ChunkRows]":
+        parts = [(x_TH[rows], None if inputs_TI is None else inputs_TI[rows]) for rows in cuts]
+        return [ChunkRows(index, x_CH, x_CH.numpy(), own) for index, (x_CH, own) in enumerate(parts)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +115,7 @@ class _UnderWay:
     end: BlockEnd
     grid: Grid | None
     begun: float
+    then: Callable[[], None] | None
 
 
 class OverlappedReduces:
@@ -131,11 +134,12 @@ class OverlappedReduces:
         tag: Tag,
         end: BlockEnd = PLAIN_END,
         grid: Grid | None = None,
+        then: Callable[[], None] | None = None,
         *,
         wait: bool,
     ) -> None:
-        """Changes `rows` by the sum of all nodes' partials, as `end` says. Without `wait`, it happens later, at the
-        latest in `finish`. A `partial_CH` of None counts as zeros. With `grid`, partials are integers."""
+        """Changes `rows` by the sum of all nodes' partials, as `end` says, and calls `then`. Without `wait`, it happens
+        later, at the latest in `finish`. A `partial_CH` of None counts as zeros. With `grid`, partials are integers."""
         contributes = partial_CH is not None
         if grid is not None and self._wire != "f32":
             partial_CH, grid = None if partial_CH is None else widened(partial_CH, grid), None
@@ -143,7 +147,7 @@ class OverlappedReduces:
         if given is None:  # only its shape and dtype count
             given = rows.x_CH if grid is None else torch.empty(rows.x_CH.shape, dtype=torch.int32)
         self._meter.block = tag.block
-        one = _UnderWay(rows, tag, end, grid, time.perf_counter())
+        one = _UnderWay(rows, tag, end, grid, time.perf_counter(), then)
         if wait:
             self.finish()
             with self._meter.reduce_span(tag.block):
@@ -180,6 +184,8 @@ class OverlappedReduces:
             np.add(rows.array_CH, sum_CH.numpy(), out=rows.array_CH)
         else:
             add_sums(rows.x_CH, sum_CH, one.grid, self._pool, one.end)
+        if one.then is not None:
+            one.then()
 
     def _check_cancelled(self, tag: Tag) -> None:
         if self._communicator.cancelled:

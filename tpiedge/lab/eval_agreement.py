@@ -41,7 +41,7 @@ class WindowRows:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._head = Head(engine.config, engine.weights, engine.linear)
-        self._limits = StepLimits.of(engine.config.hidden_size)
+        self._limits = StepLimits.of(engine.config.hidden_size, engine.config.input_columns)
         self._step = 0
 
     def logits(self, ids: tuple[int, ...]) -> Iterator[torch.Tensor]:
@@ -61,9 +61,9 @@ class WindowRows:
             tokens=len(ids),
             tables=(TableChange(_SLOT, 0, tuple(range(self._engine.cache.pages)), start),),
         )
-        x_TH = self._engine.embedding(ids)
+        x_TH, inputs_TI = self._engine.embedding(ids)
         self._engine.communicator.announce(plan)
-        self._engine.run(x_TH, plan)
+        self._engine.run(x_TH, plan, inputs_TI)
         return x_TH
 
 

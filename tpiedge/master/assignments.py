@@ -69,7 +69,7 @@ class Served:
     kv: f.KVPrecision = "f32"
     group_size: int = 1  # query heads of a KV head, in the layer with the fewest
     kv_head_bytes: float = 0.0  # KV cache for a position of one group of heads in all layers; 0: not known
-    grids: Exponents = ()  # of each layer's o and down, for int8
+    grids: Exponents = ()  # for int8
     name: str = ""  # the model's, for the user
     apart: str = ""  # with int8: the part of the model that machines compute with different bits
 

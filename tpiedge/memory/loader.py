@@ -136,13 +136,13 @@ def _last_of(count: int, done: Callable[[Exception | None], None]) -> "Callable[
 
 
 class EmbeddingTable:
-    """Reads rows of the pack's embedding from disk. Not thread-safe. Checks each unit at its first use. For quantised
-    rows, `bytes_read` counts whole panels."""
+    """Reads rows of a matrix of the embedding's blob from disk. Not thread-safe. Checks each unit at its first use. For
+    quantised rows, `bytes_read` counts whole panels."""
 
-    def __init__(self, pack: Pack) -> None:
+    def __init__(self, pack: Pack, name: str = "embedding") -> None:
         self.bytes_read = 0
         self._pack = pack
-        self._matrix = pack.layout("embedding").matrix("embedding")
+        self._matrix = pack.layout("embedding").matrix(name)
         self._checked: set[int] = set()
         self._file = OpenFile(pack.blob_path("embedding"))
         self._file.advise("RANDOM")

@@ -58,9 +58,10 @@ class NodeWeights:
         self._norm_offset = norm_offset
         self._pack = pack
         self._reader = DirectReader()
-        self._embedding: EmbeddingTable | None = None
+        #: Only rank 0 has some, until the weights are closed.
+        self._tables: dict[str, EmbeddingTable] = {}
         self._scheduler: Scheduler | None = None  # until the weights are closed
-        #: Only rank 0 has the vectors of "head".
+        #: Only rank 0 has the vectors of "head" and "embedding".
         self.vectors: dict[BlobKey, Mapping[str, torch.Tensor]] = {}
         self._own: dict[int, Weight] = {}
         self._kept: dict[Block, BlockWeights] = {}
@@ -87,7 +88,7 @@ class NodeWeights:
     @property
     def disk_read_bytes(self) -> int:
         """Bytes read from disk since the constructor ended, with embedding rows."""
-        rows = self._embedding.bytes_read if self._embedding else 0
+        rows = sum(table.bytes_read for table in self._tables.values())
         return self._reader.bytes_read - self._bytes_ahead + rows
 
     @property
@@ -108,11 +109,16 @@ class NodeWeights:
             self._now = now
             self._scheduler.repin(now.pinned)
 
-    def embedding_rows(self, ids: Sequence[int]) -> torch.Tensor:
-        """Returns the embeddings of `ids` as f32 [T, H]. Only rank 0 may call it."""
-        if self._embedding is None:
+    def embedding_rows(self, ids: Sequence[int], table: str = "embedding") -> torch.Tensor:
+        """Returns the embeddings of `ids` as f32 [T, H]. `table`: another matrix of the embedding's blob. Only rank 0
+        may call it."""
+        if not self._tables:
             raise InternalError("embedding rows were asked of a node that is not rank 0, or closed")
-        return self._embedding.rows(ids)
+        return self._tables[table].rows(ids)
+
+    def whole(self, key: BlobKey, name: str) -> Weight:
+        """Returns a matrix that the node has whole. Only rank 0 has those of the embedding's blob."""
+        return self._whole[key][name]
 
     def head_tiles(self) -> Iterator[tuple[int, Weight]]:
         """Yields (first vocabulary row, rows [R, H]) of each head tile, valid until the next tile. Rank 0 only."""
@@ -141,18 +147,18 @@ class NodeWeights:
             self._scheduler.loader.close()
             self._scheduler = None
         self._reader.close()
-        if self._embedding:
-            self._embedding.close()
-            self._embedding = None
+        for table in self._tables.values():
+            table.close()
+        self._tables.clear()
         self._kept.clear()
         self._own.clear()
 
     def _read_ahead(self, rank0: bool, direct: bool, progress: Callable[[int, int], None] | None) -> None:
-        keys: list[BlobKey] = [*range(self._pack.num_layers), *(["head"] if rank0 else [])]  # type: ignore[list-item]
+        keys: list[BlobKey] = [*range(self._pack.num_layers), *(("head", "embedding") if rank0 else ())]
         self.vectors = {key: self._load_vectors(key) for key in keys}
-        self._whole = {layer: self._load_whole(layer) for layer in range(self._pack.num_layers)}
+        self._whole = {key: self._load_whole(key) for key in keys}
         layouts = [self._pack.layout(key) for key in keys]
-        whole = (matrix.nbytes for one in layouts[: self._pack.num_layers] for matrix in one.block(None))
+        whole = (matrix.nbytes for one in layouts for matrix in one.block(None))
         self._vector_bytes = sum(one.vectors_nbytes for one in layouts) + sum(whole)
         ring = self.placement.ring_bytes
         residency = Residency(self.sweep.sizes, ring, self._now.pinned, 64 << 20)
@@ -165,7 +171,9 @@ class NodeWeights:
             for block, pieces in self.sweep.blocks.items():
                 self._kept[block] = self._weights_of(block, [None] * len(pieces), loader)
         if rank0:
-            self._embedding = EmbeddingTable(self._pack)
+            for matrix in self._pack.spec.embedding.matrices:
+                if matrix.name not in self._whole["embedding"]:
+                    self._tables[matrix.name] = EmbeddingTable(self._pack, matrix.name)
 
     def resident(self, block: Block) -> AbstractContextManager[BlockWeights]:
         """Keeps a block in memory within the context. The caller must not change the weights."""
@@ -194,25 +202,27 @@ class NodeWeights:
             if number not in self._own:
                 self._own[number] = loader.matrix(number, None)
             matrices[piece.matrix] = self._own[number]
-        if block.kind == "attention":
+        if block.kind != "head":
             matrices |= self._whole[block.layer]
         return BlockWeights(matrices, self.vectors["head" if block.kind == "head" else block.layer])
 
-    def _load_whole(self, layer: int) -> Mapping[str, Weight]:
-        """Loads the matrices that every node has whole. They belong to the attention block."""
+    def _load_whole(self, key: BlobKey) -> Mapping[str, Weight]:
+        """Loads the matrices that every node of the blob has whole. They belong to both blocks of a layer."""
         found: dict[str, Weight] = {}
-        for matrix in self._pack.layout(layer).block(None):
+        for matrix in self._pack.layout(key).block(None):
             arena, units = Arena(matrix.nbytes), Share(matrix.units)
-            with DirectFile(self._pack.blob_path(layer)) as file:
+            with DirectFile(self._pack.blob_path(key)) as file:
                 ranges = grouped(matrix.ranges(0, matrix.units))
                 into = arena.buffer(0, matrix.nbytes)
-                for job in self._reader.read_ranges(file, ranges, self._pack.hashes(layer), into):
+                for job in self._reader.read_ranges(file, ranges, self._pack.hashes(key), into):
                     job.result()
             found[matrix.name] = stored_matrix(arena.bytes(0, matrix.nbytes), matrix, units)
         return found
 
     def _load_vectors(self, key: BlobKey) -> Mapping[str, torch.Tensor]:
         layout = self._pack.layout(key)
+        if not layout.vectors:
+            return {}
         arena = Arena(layout.vectors_nbytes)
         with DirectFile(self._pack.blob_path(key)) as file:
             into = arena.buffer(0, layout.vectors_nbytes)

@@ -40,6 +40,15 @@ class Attention:
     row_norms: bool = False
     #: The earlier layer whose keys and values are used; None for own ones.
     keys_of: Annotated[int, Meta(ge=0)] | None = None
+    #: Whether values are the products of k, before its norm. There is no v then.
+    values_from_keys: bool = False
+    #: Whether each head of the values has an RMS norm without a weight.
+    value_norms: bool = False
+
+    @property
+    def projections(self) -> str:
+        """The names of the matrices before o."""
+        return "q" if self.keys_of is not None else "qk" if self.values_from_keys else "qkv"
 
     @property
     def rotation(self) -> tuple[RopeConfig | None, int]:
@@ -70,7 +79,7 @@ class FFN:
 
 @dataclass(frozen=True)
 class LayerInputs:
-    """x += norm(projection(activation(gate(x)) * inputs)) after the FFN, where gate has `columns` rows. Rank 0 makes a
+    """Ends a layer with x += norm(down(activation(gate(x)) * inputs)), where gate has `columns` rows. Rank 0 makes a
     token's inputs for all layers before the first one. Every node has both matrices whole."""
 
     columns: Annotated[int, Meta(ge=1, le=MAX_FFN)]

@@ -376,6 +376,8 @@ def _dtype(config: ConfigFields) -> str:
 
 
 def _checked(config: ConfigFields, model: ModelConfig) -> ModelConfig:
+    if any(one.inputs != model.first.inputs for one in model.layers):
+        config.refuse("inputs", "differ from layer to layer")
     for number, attention in enumerate(one.attention for one in model.layers):
         if attention.heads % attention.kv_heads:
             multiple = f"({attention.heads}) is not a multiple of num_key_value_heads ({attention.kv_heads})"

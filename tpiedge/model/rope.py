@@ -8,8 +8,8 @@ from msgspec import Meta
 
 from tpiedge.model.folder import ConfigFields
 
-RopeKind = Literal["default", "linear", "dynamic", "yarn", "llama3", "longrope"]
-USUAL_KINDS: tuple[str, ...] = get_args(RopeKind)[:-1]
+RopeKind = Literal["default", "linear", "dynamic", "yarn", "llama3", "longrope", "proportional"]
+USUAL_KINDS: tuple[str, ...] = get_args(RopeKind)[:-2]
 """The kinds of Llama and of most other families."""
 
 MAX_POSITIONS = 1 << 27
@@ -22,7 +22,7 @@ _Divisor = Annotated[float, Meta(ge=_MIN_FACTOR, le=_MAX_FACTOR)]
 @dataclass(frozen=True)
 class RopeConfig:
     """`max_positions` is the context length, `original_positions` that of pretraining (yarn, llama3, longrope). `part`:
-    the part of a head's columns that is rotated, the first ones."""
+    the part of a head's columns that is rotated, the first ones; in a proportional one, those of each half."""
 
     kind: RopeKind
     theta: Annotated[float, Meta(ge=1.0001, le=1e12)]
@@ -47,7 +47,9 @@ class RopeConfig:
         return {name: value for name, value in asdict(self).items() if name not in new or value != new[name]}
 
     def rotated(self, width: int) -> int:
-        """Returns how many columns of a head of so many are rotated, an even number."""
+        """Returns how many columns of a head of so many are rotated, an even number. Angles of some may be 0."""
+        if self.kind == "proportional":
+            return width
         return -2 * (-int(width * self.part) // 2)
 
     @property
@@ -98,6 +100,7 @@ class RopeConfig:
             "yarn": max_positions / original,
             "longrope": max_positions / original,
             "default": 1.0,
+            "proportional": 1.0,
         }.get(kind)
         llama3 = kind == "llama3"
         found = RopeConfig(

@@ -25,7 +25,8 @@ _DIGITS: Final = Context(28, ROUND_HALF_EVEN, Emin=-999_999, Emax=999_999, traps
 def rope_frequencies(rope: RopeConfig, head_dim: int) -> tuple[Frequencies, float]:
     """Returns (inverse frequencies, factor on cos and sin). The frequencies are a read-only f32 [r / 2] for r rotated
     columns of a head."""
-    width = int(head_dim * rope.part)  # may be odd
+    proportional = rope.kind == "proportional"
+    width = head_dim if proportional else int(head_dim * rope.part)  # may be odd
     exponents = np.arange(0, width, 2, dtype=np.float32) / np.float32(width)
     # One rounding of a frequency turns the angle at position 100,000 by 0.01.
     log = _DIGITS.ln(Decimal.from_float(float(np.float32(rope.theta))))
@@ -40,7 +41,10 @@ def rope_frequencies(rope: RopeConfig, head_dim: int) -> tuple[Frequencies, floa
     if rope.kind == "longrope":
         return _ONE / (np.array(rope.short_factor, np.float32) * powers), _longrope_scale(rope)
     # "dynamic" changes nothing: models are used within `max_positions`.
-    return _ONE / powers / np.float32(rope.factor if rope.kind == "linear" else 1), 1.0
+    inverse = _ONE / powers / np.float32(rope.factor if proportional or rope.kind == "linear" else 1)
+    if proportional:
+        inverse[int(rope.part * head_dim // 2) :] = 0
+    return inverse, 1.0
 
 
 def _logarithm(value: float) -> float:

@@ -75,8 +75,8 @@ def _layer(config: ModelConfig, layer: Layer, prefix: str) -> BlobSpec:
     hidden, unit, ffn = config.hidden_size, layer.attention.width, layer.ffn.columns
     queries, keys = layer.attention.heads * unit, layer.attention.kv_heads * unit
     attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
-    own = "kv" if layer.attention.keys_of is None else ""
-    qkv, inner = {"q": queries, **dict.fromkeys(own, keys)}, dict.fromkeys(layer.ffn.names[:-1], ffn)
+    qkv = {name: queries if name == "q" else keys for name in layer.attention.projections}
+    inner = dict.fromkeys(layer.ffn.names[:-1], ffn)
     names = {name: f"{attention}.{name}_proj.weight" for name in (*qkv, "o")}
     names |= {name: f"{mlp}.{name}_proj.weight" for name in (*inner, "down")}
     if FAMILIES[config.model_type].fused:

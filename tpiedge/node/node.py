@@ -161,7 +161,7 @@ class Node:
         pack = Pack.open(Path(self._bootstrap.pack))
         check_compute(pack.precision, assign.compute)
         check_native(pack.precision, assign.compute, assign.kv)
-        check_exponents(assign.grids, pack.num_layers if assign.compute == "int8" else 0)
+        check_exponents(assign.grids, pack if assign.compute == "int8" else None)
         share = NodeShare(Share(*assign.attention), Share(*assign.ffn))
         config = config_of_pack(pack)
         cache = kv_cache(config, share, assign.kv, assign.sequences, assign.capacity_tokens)
@@ -201,7 +201,7 @@ class Node:
         if assign.rank != 0 or len(assign.nodes) == 1:
             return c.Ready(assign.epoch, assign.rank, weight_bytes)
         row_bytes = 4 * config.hidden_size
-        chunk_bytes = row_bytes * StepLimits.of(config.hidden_size).chunk_tokens
+        chunk_bytes = row_bytes * StepLimits.of(config.hidden_size, config.input_columns).chunk_tokens
         size = len(assign.nodes)
         self._route, why = route(assign.collective, size, plane.facts, row_bytes, chunk_bytes, assign.wire)
         small, bulk = self._route.small, self._route.bulk

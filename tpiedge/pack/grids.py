@@ -16,9 +16,10 @@ from tpiedge.pack.files import OpenFile
 from tpiedge.pack.layout import MatrixLayout, PanelLayout
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.specs import Precision
+from tpiedge.units import counted
 
-Exponents = tuple[tuple[int, int], ...]
-"""The exponents (o, down) of each layer; empty for a pack that is not quantised."""
+Exponents = tuple[tuple[int, ...], ...]
+"""The exponents of each layer's row-parallel matrices, in their order; empty for a pack that is not quantised."""
 
 _BELOW: Final = 16
 #: log2 of a weight's expected size in units of its scale; the largest weight of a group is 8 scales in q4, 127 in q8.
@@ -28,22 +29,24 @@ _LEAST, _MOST = -100, 100  # 2**exponent and its reciprocal are normal numbers, 
 
 
 def grid_exponents(pack: Pack) -> Exponents:
-    """Computes the exponents of the grids' steps, (o, down) per layer, from some kilobytes of the layer. Raises
-    UserError."""
+    """Computes the exponents of the grids' steps from some kilobytes of each layer. Raises UserError."""
     if not pack.precision.quantised:
         return ()
-    of_blob: dict[str, tuple[int, int]] = {}
+    of_blob: dict[str, tuple[int, ...]] = {}
     for layer in pack.unique_layers:
-        o, down = (pack.layout(layer).matrix(name) for name in ("o", "down"))
         with OpenFile(pack.blob_path(layer)) as file:
-            of_blob[pack.blob_id(layer)] = _of_matrix(file, o), _of_matrix(file, down)
+            found = (_of_matrix(file, matrix) for matrix in pack.layout(layer).row_parallel)
+            of_blob[pack.blob_id(layer)] = tuple(found)
     return tuple(of_blob[pack.blob_id(layer)] for layer in range(pack.num_layers))
 
 
-def check_exponents(exponents: Exponents, layers: int) -> None:
-    """Raises ProtocolError for exponents that cannot be those of so many layers."""
-    if len(exponents) != layers:
-        raise ProtocolError(f"the plan has grids of {len(exponents)} layers, it needs those of {layers}")
+def check_exponents(exponents: Exponents, pack: Pack | None) -> None:
+    """Raises ProtocolError for exponents that cannot be those of `pack`. None: no exponents are needed."""
+    layouts = [] if pack is None else [pack.layout(layer) for layer in range(pack.num_layers)]
+    has, needs = [len(layer) for layer in exponents], [len(one.row_parallel) for one in layouts]
+    if has != needs:
+        told = f"the plan has {sum(has)} grids in {counted(len(has), 'layer')}"
+        raise ProtocolError(f"{told}, this node needs {sum(needs)} in {len(needs)}")
     if any(not _LEAST <= exponent <= _MOST for layer in exponents for exponent in layer):
         raise ProtocolError(f"the plan has a grid beyond 2**{_LEAST} to 2**{_MOST}")
 

@@ -31,6 +31,8 @@ FFN_MATRICES = ("gate", "up", "down")
 #: The matrices that are cut along an axis. All others are whole on every node.
 AXES: Final[Mapping[Axis, tuple[str, ...]]] = {"attention": ATTENTION_MATRICES, "ffn": FFN_MATRICES}
 _AXIS_OF: Final = {name: axis for axis, names in AXES.items() for name in names}
+#: Matrices with a row for each token, of which rank 0 reads some rows.
+_TABLES: Final = ("embedding", "inputs_embedding", "head")
 
 
 @dataclass(frozen=True)
@@ -183,17 +185,17 @@ class BlobLayout:
             vectors.append(VectorLayout(*astuple(vector), precision=of_vectors, offset=offset))
             offset = round_up(offset + vectors[-1].nbytes, ROW_ALIGN)
         section = offset = whole_pages(offset)
-        kind = PanelLayout if precision.quantised else RowLayout
         matrices: list[MatrixLayout] = []
         ranges = 1 if section else 0
         for matrix in spec.matrices:
             inputs = min(matrix.rows, matrix.rows_per_unit) if matrix.transposed else matrix.cols
-            if precision.quantised and inputs > 1 << 20:  # a panel, as f32, takes 64 MB then
+            stored = kept.get(matrix.source, precision)
+            if stored.quantised and inputs > 1 << 20:  # a panel, as f32, takes 64 MB then
                 raise UserError(
                     f"pack layout, {matrix.name}: {inputs} inputs are too many to be quantised; pack with --precision "
                     "bf16"
                 )
-            stored = kept.get(matrix.source, precision)
+            kind = PanelLayout if stored.quantised else RowLayout
             placed = kind(*astuple(matrix), precision=stored, offset=offset, first_range=ranges)
             matrices.append(placed)
             offset, ranges = offset + placed.nbytes, ranges + placed.units
@@ -230,8 +232,13 @@ class BlobLayout:
         }
 
     def block(self, axis: Axis | None) -> tuple[MatrixLayout, ...]:
-        """Returns the matrices that are cut along `axis` (None: whole on every node)."""
-        return tuple(matrix for matrix in self.matrices if _AXIS_OF.get(matrix.name) == axis)
+        """Returns the matrices that are cut along `axis` (None: whole on every node of the blob)."""
+        cut = (matrix for matrix in self.matrices if matrix.name not in _TABLES)
+        return tuple(matrix for matrix in cut if _AXIS_OF.get(matrix.name) == axis)
+
+    @property
+    def row_parallel(self) -> tuple[MatrixLayout, ...]:
+        return tuple(matrix for matrix in self.matrices if matrix.transposed)
 
     @cached_property
     def _matrix_by_name(self) -> Mapping[str, MatrixLayout]:
@@ -315,7 +322,9 @@ class Storage:
         return {"embedding": self.embedding, "head": self.head}.get(str(key), self.layers)
 
     def layout(self, key: int | str, spec: BlobSpec) -> BlobLayout:
-        kept = {} if key in ("embedding", "head") else self.kept
+        kept: Mapping[str, Precision] = {} if key in ("embedding", "head") else self.kept
+        if key == "embedding" and self.layers.quantised:  # products of tokens have the same bits in any batch
+            kept = {one.source: Precision.Q8 for one in spec.matrices if one.name not in _TABLES}
         return BlobLayout.of(spec, self.of_blob(key), vectors_f32=self.vectors_f32, kept=kept)
 
     def label(self, *, tied: bool) -> str:

@@ -21,7 +21,7 @@ def pinned_limit(model: ModelFacts, rank: int, node: NodeFacts) -> float:
     weights, kv_cache = model.whole_bytes
     limit = _disk_limit(model, rank, node, weights)
     if node.memory_bytes is not None:
-        limit = min(limit, (_room(model, node) - _head(model, rank)) / (weights + kv_cache))
+        limit = min(limit, (_room(model, rank, node) - _head(model, rank)) / (weights + kv_cache))
     return limit
 
 
@@ -72,7 +72,7 @@ def node_bound(model: ModelFacts, rank: int, node: NodeFacts) -> Bound:
     if not node.streams or disk is None or (node.memory_bytes is None and node.keeping.pin != "none"):
         return Bound(pinned, pinned, computed, computed_at_once=before)
     head, limit, (ring, least) = _head(model, rank), pinned, _ring(model, rank, node)
-    room = _room(model, node)
+    room = _room(model, rank, node)
     if node.memory_bytes is not None:
         streaming = min((room - least) / max(kv_cache, 1), room / (kv_cache + ring))
         limit = max(pinned, min(_disk_limit(model, rank, node, weights), streaming))
@@ -121,7 +121,7 @@ def shortage(model: ModelFacts, nodes: Sequence[NodeFacts], bounds: Sequence[Bou
     for rank, (node, limit) in enumerate(zip(nodes, limits, strict=True)):
         if limit < 0 and node.streams and node.memory_bytes is not None:
             _, least = _ring(model, rank, node)
-            needed = node.memory_bytes - _room(model, node) + least
+            needed = node.memory_bytes - _room(model, rank, node) + least
             return Infeasible(
                 f"node {rank} needs at least {format_least(needed)} with an empty share but may use "
                 f"{format_bytes(node.memory_bytes)}"
@@ -152,9 +152,9 @@ def _ring(model: ModelFacts, rank: int, node: NodeFacts) -> tuple[int, int]:
     return whole, max(model.head_tile_bytes if rank == 0 else 0, keeping.window_bytes)
 
 
-def _room(model: ModelFacts, node: NodeFacts) -> int:
+def _room(model: ModelFacts, rank: int, node: NodeFacts) -> int:
     base = base_bytes(model, node)
-    return (node.memory_bytes or 0) - base - model.resident_bytes
+    return (node.memory_bytes or 0) - base - model.resident(rank)
 
 
 def _head(model: ModelFacts, rank: int) -> int:
@@ -164,5 +164,5 @@ def _head(model: ModelFacts, rank: int) -> int:
 def _disk_limit(model: ModelFacts, rank: int, node: NodeFacts, weights: int) -> float:
     if node.free_disk_bytes is None:
         return 1.0
-    own = model.resident_bytes + _head(model, rank)
+    own = model.resident(rank) + _head(model, rank)
     return min(1.0, (node.free_disk_bytes - own) / weights)

@@ -74,14 +74,20 @@ class ModelFacts:
     resident_bytes: int  # of the layers' vectors and of matrices that are whole on every node
     head_bytes: int
     replicated_bytes: int = 0  # of matrices that are whole on every node
+    rank0_bytes: int = 0  # of what rank 0 keeps of the embedding, beside tables of which it reads rows
     capacity_tokens: int = 0  # of the whole KV cache
     head_tile_bytes: int = 0  # of the LM head that are read at a time
     row_bytes: int = 0  # of a token's hidden state in f32
+    input_bytes: int = 0  # of a token's inputs of all layers in f32
     smaller_precision: str = ""  # the smallest precision; "" if the model is stored in it
     int8: bool = False  # the arithmetic of the layers
     head_int8: bool = False
     needs_native: bool = False  # the arithmetic is int8, or keys and values are quantised
     name: str = "the model"  # for the user
+
+    def resident(self, rank: int) -> int:
+        """Returns the bytes that a node keeps beside its share and the LM head."""
+        return self.resident_bytes + (self.rank0_bytes if rank == 0 else 0)
 
     @property
     def exchanges(self) -> int:
@@ -171,7 +177,8 @@ def model_facts(pack: Pack, *, compute: Compute, kv: KVPrecision) -> ModelFacts:
         kept[matrix.units] += stored.part_bytes(page_tokens)
     replicated = sum(matrix.nbytes for layout in layouts for matrix in layout.block(None))
     key, head = pack.head_matrix
-    head_layout, heads = pack.layout(key), len(pack.whole.attention)
+    head_layout, embedding, heads = pack.layout(key), pack.layout("embedding"), len(pack.whole.attention)
+    projections = embedding.block(None)
     return ModelFacts(
         shape=LayerShape(heads, min(kept, default=heads), len(pack.whole.ffn)),
         blocks=blocks,
@@ -180,8 +187,10 @@ def model_facts(pack: Pack, *, compute: Compute, kv: KVPrecision) -> ModelFacts:
         resident_bytes=sum(layout.vectors_nbytes for layout in layouts) + replicated,
         head_bytes=head_layout.matrix(head).nbytes + pack.layout("head").vectors_nbytes,
         replicated_bytes=replicated,
+        rank0_bytes=embedding.vectors_nbytes + sum(matrix.nbytes for matrix in projections),
         head_tile_bytes=head_tile_bytes(pack),
         row_bytes=4 * head_layout.matrix(head).cols,
+        input_bytes=4 * sum(matrix.rows for matrix in projections),
         smaller_precision="q4" if pack.q4_nbytes < sum(layout.nbytes for layout in layouts) else "",
         int8=int8,
         head_int8=int8 and head_layout.precision.quantised,
@@ -203,13 +212,13 @@ def _is_within(block: BlockFacts, other: BlockFacts) -> bool:
 
 
 def base_bytes(model: ModelFacts, node: NodeFacts) -> int:
-    activations = min(ACTIVATION_BYTES, model.row_bytes * model.capacity_tokens)
+    activations = min(ACTIVATION_BYTES, (model.row_bytes + model.input_bytes) * model.capacity_tokens)
     return NODE_BASE_BYTES - (_COMPANION_BYTES if node.alone else 0) + activations
 
 
 def whole_need(model: ModelFacts, rank: int, share: NodeShare, node: NodeFacts) -> NodeNeed:
     """Returns the need of a node that holds its whole share in memory."""
-    layers, head = layers_bytes(model, share) + model.resident_bytes, model.head_bytes if rank == 0 else 0
+    layers, head = layers_bytes(model, share) + model.resident(rank), model.head_bytes if rank == 0 else 0
     return NodeNeed(layers + head, kv_bytes(model, share), base_bytes(model, node))
 
 
@@ -253,7 +262,7 @@ def node_need(model: ModelFacts, rank: int, share: NodeShare, node: NodeFacts) -
 def smallest_bytes(model: ModelFacts, rank: int, share: NodeShare, node: NodeFacts) -> int:
     """Returns the least memory with which the node works."""
     whole = whole_need(model, rank, share, node)
-    matrices, blocks = _matrix_bytes(model, whole), pieces_of_blocks(model, rank, share)
+    matrices, blocks = _matrix_bytes(model, rank, whole), pieces_of_blocks(model, rank, share)
     window = _window(blocks, matrices, node.keeping)
     return whole.total_bytes - matrices + _least(blocks, matrices, window, node.keeping)
 
@@ -265,14 +274,14 @@ def node_seconds(model: ModelFacts, share: NodeShare, node: NodeFacts, need: Nod
 
 
 def head_seconds(model: ModelFacts, node: NodeFacts) -> float:
-    """Predicts a token's seconds in the LM head."""
-    return model.head_bytes / (node.head_speed or node.speed)
+    """Predicts a token's seconds in the LM head and in what rank 0 computes before the layers."""
+    return (model.head_bytes + model.rank0_bytes) / (node.head_speed or node.speed)
 
 
 def _held(
     model: ModelFacts, rank: int, share: NodeShare, whole: NodeNeed, node: NodeFacts
 ) -> NodeNeed | Infeasible:
-    keeping, matrices = node.keeping, _matrix_bytes(model, whole)
+    keeping, matrices = node.keeping, _matrix_bytes(model, rank, whole)
     fixed = whole.total_bytes - matrices
     has_room = node.memory_bytes is None or whole.total_bytes <= node.memory_bytes
     if has_room and keeping.pin == "auto" and not (keeping.window_bytes or keeping.window_blocks):
@@ -314,5 +323,5 @@ def _window(blocks: Sequence[Sequence[int]], matrices: int, keeping: Keeping) ->
     return min(keeping.window_bytes or keeping.window_blocks * max(map(sum, blocks)), matrices)
 
 
-def _matrix_bytes(model: ModelFacts, whole: NodeNeed) -> int:
-    return whole.weight_bytes - model.resident_bytes
+def _matrix_bytes(model: ModelFacts, rank: int, whole: NodeNeed) -> int:
+    return whole.weight_bytes - model.resident(rank)

@@ -61,10 +61,11 @@ def _reduce_s(model: ModelFacts, machines: Sequence[MachineFacts]) -> float:
     workers = machines[1:]
     if not workers:
         return 0.0
-    row_s = sum(model.row_bytes / worker.link_bytes_per_s for worker in workers if worker.link_bytes_per_s)
+    rates = [worker.link_bytes_per_s for worker in workers if worker.link_bytes_per_s]
+    row_s, inputs_s = (sum(one / rate for rate in rates) for one in (model.row_bytes, model.input_bytes))
     round_trip_s = max(worker.round_trip_s for worker in workers)
     once_s = round_trip_s / 2 + row_s if len(workers) == 1 else round_trip_s + 2 * row_s
-    return model.exchanges * once_s
+    return model.exchanges * once_s + inputs_s
 
 
 def measured(machines: Sequence[MachineFacts]) -> list[MachineFacts]:

@@ -47,8 +47,8 @@ class Assign(f.NodeMessage, frozen=True, tag=33):
     collective: f.CollectiveChoice = "auto"
     wire: f.WirePrecision = "f32"  # the precision of partials
     kv: f.KVPrecision = "f32"  # the precision of keys and values
-    #: Each quantised layer's exponents of o and down (kernels/grid.py).
-    grids: Annotated[tuple[tuple[f.I8, f.I8], ...], Meta(max_length=f.MAX_LAYERS)] = ()
+    #: Each quantised layer's exponents (pack/grids.py).
+    grids: Annotated[tuple[f.GridExponents, ...], Meta(max_length=f.MAX_LAYERS)] = ()
     elastic: bool = False  # some node uses free KV memory for weights
     snapshot: KVSnapshot | None = None
 

@@ -73,6 +73,7 @@ Text = Annotated[str, Meta(max_length=MAX_TEXT)]
 Blob = Annotated[bytes, Meta(max_length=MAX_BLOB)]
 Key = Annotated[str, Meta(max_length=40)]
 """A CURVE public key in Z85, or empty."""
+GridExponents = Annotated[tuple[I8, ...], Meta(min_length=2, max_length=4)]
 UnitRange = tuple[U32, U32]
 Compute = Literal["f32", "bf16", "int8"]
 """The arithmetic of products with weights: int8 only where weights are quantised, bf16 only where not."""

@@ -93,3 +93,10 @@ def test_chunks_cover_the_step_and_fit_a_message(
             assert len(parts) == 2
             tiles = [-(-(part.stop - part.start) // 16) for part in parts]
             assert tiles[0] - tiles[1] in (0, 1), "as equal as whole tiles can be"
+
+
+def test_steps_and_messages_are_limited_with_inputs_per_layer() -> None:
+    assert StepLimits.of(2048) == StepLimits(8192, 128)
+    e2b = StepLimits.of(1536, 35 * 256)
+    assert e2b == StepLimits((64 << 20) // (4 * 10496), 170)
+    assert StepLimits.of(64, 1 << 14).chunk_tokens * 4 * (64 + (1 << 14)) <= 8 << 20

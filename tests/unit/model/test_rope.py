@@ -9,6 +9,7 @@ import torch
 
 from tpiedge.errors import UserError
 from tpiedge.model.config import ModelConfig
+from tpiedge.model.folder import ConfigFields
 from tpiedge.model.rope import USUAL_KINDS, RopeConfig
 from tpiedge.model.rotation import rope_frequencies
 
@@ -123,6 +124,26 @@ def test_rope_frequencies_match_golden_hashes(kind: str) -> None:
     with localcontext(Context(prec=3, traps=[FloatOperation])):
         found, _ = rope_frequencies.__wrapped__(rope, dim)
     assert hashlib.sha256(found.astype("<f4").tobytes()).hexdigest()[:16] == GOLDEN[kind]
+
+
+@pytest.mark.parametrize(
+    ("width", "part", "factor"), [(32, 0.25, 1), (512, 0.25, 1), (20, 0.35, 8), (16, 0.01, 1)]
+)
+def test_proportional_rotation_turns_the_first_columns_of_each_half(
+    width: int, part: float, factor: int
+) -> None:
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    values = {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": part, "factor": factor}
+    rope = RopeConfig.of(ConfigFields("rope", values), 512, 1e4, ["proportional"])
+    found, scale = rope_frequencies(rope, width)
+    turning = int(part * width // 2)
+    expected = [1e6 ** (-2 * j / width) / factor if j < turning else 0.0 for j in range(width // 2)]
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    theirs = LlamaConfig(**(BASE | {"head_dim": width}), rope_parameters=dict(values))
+    check_close(found, ROPE_INIT_FUNCTIONS["proportional"](theirs)[0])
+    assert (scale, rope.rotated(width)) == (1.0, width)
 
 
 @pytest.mark.parametrize("part", [0.05, 0.25, 0.7, 1.0])

@@ -193,11 +193,13 @@ def test_all_zero_sample_gives_grid_of_unit_outputs(precision: Precision, make: 
 
 def test_grids_that_do_not_fit_the_pack_are_refused(make: MakePack) -> None:
     pack = make(Precision.Q4, 0.02)
-    check_exponents(grid_exponents(pack), 2)
-    check_exponents(((-100, 100),) * 2, 2)
-    for layers in (0, 1, 3):
-        with pytest.raises(ProtocolError, match=f"grids of {layers} layers, it needs those of 2"):
-            check_exponents(((-16, -16),) * layers, 2)
+    check_exponents(grid_exponents(pack), pack)
+    check_exponents(((-100, 100),) * 2, pack)
+    check_exponents((), None)
+    for wrong in ((), ((0, 0),), ((0, 0),) * 3, ((0, 0), (0, 0, 0))):
+        words = rf"has {sum(map(len, wrong))} grids in {len(wrong)} layers?, this node needs 4 in 2"
+        with pytest.raises(ProtocolError, match=words):
+            check_exponents(wrong, pack)
     for beyond in (-101, 101):
         with pytest.raises(ProtocolError, match="beyond"):
-            check_exponents(((0, 0), (0, beyond)), 2)
+            check_exponents(((0, 0), (0, beyond)), pack)

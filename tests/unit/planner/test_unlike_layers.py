@@ -174,3 +174,24 @@ def test_replicated_matrices_take_every_nodes_time() -> None:
     assert least_step_s(model, machines, bounds) == pytest.approx(12_000 / 400)
     assert [len(share.ffn) for share in plan.shares] == [800, 200]
     assert plan.layers_s == pytest.approx(30)
+
+
+def test_inputs_per_layer_cost_rank_0_memory_and_every_link_one_message() -> None:
+    with_inputs = replace(MODEL, rank0_bytes=500, input_bytes=4000, row_bytes=400)
+    share, without = NodeShare(Share(0, 4), Share(0, 2)), replace(MODEL, row_bytes=400)
+    for rank, more in ((0, 500), (1, 0)):
+        found, before = (whole_need(model, rank, share, NODE) for model in (with_inputs, without))
+        assert found.weight_bytes - before.weight_bytes == more
+        assert found.base_bytes - before.base_bytes == 4000 * MODEL.capacity_tokens
+        least = [smallest_bytes(one, rank, share, NodeFacts(1.0, 1 << 40)) for one in (with_inputs, without)]
+        assert least[0] - least[1] == more + 4000 * MODEL.capacity_tokens
+    machines = [
+        MachineFacts(1e9),
+        MachineFacts(1e9, link_bytes_per_s=1e6),
+        MachineFacts(1e9, link_bytes_per_s=2e6),
+    ]
+    bounds = [node_bound(without, rank, NODE) for rank in range(3)]
+    found_s, before_s = (least_step_s(model, machines, bounds) for model in (with_inputs, without))
+    assert found_s is not None
+    assert before_s is not None
+    assert found_s - before_s == pytest.approx(4000 / 1e6 + 4000 / 2e6 + 500 / 1e9)
