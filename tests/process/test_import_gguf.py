@@ -1,6 +1,7 @@
 import json
 
 from tests.process.gguf_of_checkpoint import write_gguf_of
+from tpiedge.local.prepare import prepare
 from tpiedge.model.source import DEMO, resolve_model
 
 
@@ -63,3 +64,19 @@ def test_gguf_file_runs_and_is_packed_once(here, one_fork_server, tmp_path):
     assert (pack["name"], pack["source"], pack["precision"]) == ("Small-boat-q8", str(path), "q8")
     assert "of Q5_0 are rounded to q8 (" in pack["rounded"]
     assert f"Small-boat-q8: {pack['rounded']}" in here("ls", "--cache", tmp_path / "c").out.splitlines()
+
+
+def test_own_template_is_kept_in_the_pack(here, tmp_path):
+    path = write_text_gguf_of(resolve_model(DEMO), tmp_path / "model.gguf", "Q8_0")
+    command = ("import-gguf", path, "--out", tmp_path / "pack", "--chat-template", tmp_path / "own.jinja")
+    for template, words in ((None, "own.jinja is not a file"), ("{% if %}", "line 1: TemplateSyntaxError")):
+        if template:
+            (tmp_path / "own.jinja").write_text(template)
+        refused = here(*command)
+        assert (refused.status, (tmp_path / "pack").exists()) == (2, False)
+        assert words in refused.err
+    assert here(*command[:4]).status == 0
+    (tmp_path / "own.jinja").write_text("{{ bos_token + messages[0].content }}?")
+    assert "already there" in here(*command).out
+    model = prepare(str(tmp_path / "pack"), None, None, None)
+    assert model.tokenizer.decode(model.message_ids([{"role": "user", "content": "Hello"}])) == "Hello?"

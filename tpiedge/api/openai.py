@@ -110,7 +110,7 @@ def rendered(
     if template is None:
         raise refused(
             "the model has no chat template, so it continues texts and answers no messages: choose another "
-            "model (an instruction-tuned one), or send a text to /v1/completions",
+            "model (an instruction-tuned one), import it with --chat-template, or send a text to /v1/completions",
             "messages",
         )
     variables = given(fields.nested("chat_template_kwargs"), *SWITCHES["properties"])

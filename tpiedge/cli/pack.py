@@ -1,6 +1,7 @@
 """`tpiedge pack` and `tpiedge import-gguf` write packs; `tpiedge unpack` exports them."""
 
 import json
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -13,17 +14,27 @@ import click
 
 from tpiedge.cli.listing import json_option
 from tpiedge.cli.model_names import MODEL
-from tpiedge.cli.options import PRECISION, Location, cache_option, option, precision_option, together
+from tpiedge.cli.options import PRECISION, Location, Parsed, cache_option, option, precision_option, together
 from tpiedge.engine.sampling import MAX_SEED
 from tpiedge.errors import UserError
-from tpiedge.local.catalogue import check_free, check_name, find_model, name_pack, packs_folder, the_pack_of
+from tpiedge.local.catalogue import (
+    check_free,
+    check_name,
+    find_model,
+    name_pack,
+    packs_folder,
+    the_pack_of,
+    write_files,
+)
 from tpiedge.local.packing import PackedModel, keep_text_files, pack_model, rounding, run_packing
 from tpiedge.model.checkpoint import Checkpoint
 from tpiedge.model.config import ModelConfig
+from tpiedge.model.folder import read_text
 from tpiedge.model.gguf.model import GgufModel
 from tpiedge.model.presets import PRESETS, preset
 from tpiedge.model.source import refuse_gguf
 from tpiedge.model.spec import model_spec
+from tpiedge.model.template import MAX_TEMPLATE_BYTES, ChatTemplate
 from tpiedge.pack.export import export_safetensors
 from tpiedge.pack.layout import Storage
 from tpiedge.pack.manifest import TEXT_FOLDER
@@ -33,7 +44,24 @@ from tpiedge.pack.reader import Pack, verify_pack
 from tpiedge.pack.specs import Precision
 from tpiedge.units import format_bytes
 
+
+def _template_in(name: str) -> str:
+    """Reads a chat template, and tries it with one message. Raises UserError, ChildLost."""
+    path = Path(name).resolve()
+    if not os.path.isfile(path):
+        raise UserError(f"{path} is not a file")
+    text = read_text(path.parent, path.name, MAX_TEMPLATE_BYTES)
+    tokens = dict.fromkeys(("bos_token", "eos_token", "pad_token", "unk_token"), "")
+    ChatTemplate({"default": text}, tokens).render([{"role": "user", "content": "hello"}])
+    return text
+
+
 _result_options = together(
+    option(
+        "--chat-template",
+        "Jinja template of chats with this pack.  [default: the model's own]",
+        Parsed("file", _template_in),
+    ),
     option("--out", "Folder to write.  [default: in the cache]", Location()),
     option("--name", "Name of the pack for every verb.  [default: made of the model's name]"),
     option("--verify", "Read everything back and compare with the hashes.", is_flag=True),
@@ -79,6 +107,8 @@ def pack(
     if (model_name is None) == (preset_name is None):
         raise UserError("give either a MODEL or --random PRESET")
     if preset_name is not None:
+        if flags["chat_template"]:
+            raise UserError("--chat-template needs a MODEL: random weights have no tokenizer")
         write, label = partial(_pack_preset, preset_name, distinct_layers, seed, storage_of), ""
     elif distinct_layers is not None:
         raise UserError("--distinct-layers needs --random: a real model has every layer of its own")
@@ -144,7 +174,7 @@ def _pack_preset(
 @precision_option("Precision of the layers.  [default: keep the file's]")
 @_result_options
 def import_gguf(
-    file: Path, out: Path | None, precision: str | None, name: str | None, cache: Path | None, **flags: bool
+    file: Path, out: Path | None, precision: str | None, name: str | None, cache: Path | None, **flags: Any
 ) -> None:
     """Convert a model in a GGUF FILE to a pack, with its tokenizer.
 
@@ -199,6 +229,8 @@ def _tell(
     packed: PackedModel, flags: Mapping[str, Any], more: list[str], record: Mapping[str, object]
 ) -> None:
     report, name = packed.report, packed.name
+    if flags["chat_template"]:
+        write_files(report.path / TEXT_FOLDER, {"chat_template.jinja": flags["chat_template"].encode()})
     if flags["verify"]:
         verify_pack(Pack.open(report.path))
     if flags["as_json"]:

@@ -152,7 +152,8 @@ def ending_ids(vocabulary: Mapping[str, int], marks: Container[int]) -> Iterable
     texts = [text for text in _MARKS if text in vocabulary]
     if any(marks_of_format <= set(texts) for marks_of_format in _MESSAGE_FORMATS):
         texts = [text for text in texts if text != "<|end|>"]
-    for text in _TAGS:
+    is_html = {"</i>", "</u>"} <= vocabulary.keys()  # like Gemma's, where </s> ends struck text
+    for text in _TAGS[1:] if is_html else _TAGS:
         # A text is a mark if the file says so, or if no merge of two pieces makes it.
         splits = ((text[:at], text[at:]) for at in range(1, len(text)))
         made = any(left in vocabulary and right in vocabulary for left, right in splits)

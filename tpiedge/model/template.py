@@ -85,7 +85,7 @@ def _quality(text: str | None) -> int:
 ADDITIONAL_TEMPLATES = "additional_chat_templates"
 """The folder with further templates, NAME.jinja, beside `chat_template.jinja`."""
 
-_MAX_TEMPLATE_BYTES = 1_000_000
+MAX_TEMPLATE_BYTES = 1_000_000
 _MAX_TEMPLATES = 64
 _SUFFIX = ".jinja"
 
@@ -107,8 +107,8 @@ class ChatTemplate:
         templates = templates_of(folder)
         if not templates:
             raise UserError(
-                f"{folder} has no chat template: use text completion, or an instruction-tuned model "
-                "(with chat_template.jinja)"
+                f"{folder} has no chat template: use text completion, an instruction-tuned model, or a template of "
+                "your own (tpiedge import-gguf --chat-template)"
             )
         return ChatTemplate(templates, special_tokens)
 
@@ -163,10 +163,10 @@ def templates_of(folder: Path) -> Mapping[str, str]:
     templates = templates or _templates_of_json(folder, "chat_template.json")
     names = list_files(folder, ADDITIONAL_TEMPLATES, _SUFFIX)
     for name in names[:_MAX_TEMPLATES]:
-        text = read_text(folder, name, _MAX_TEMPLATE_BYTES, ADDITIONAL_TEMPLATES)
+        text = read_text(folder, name, MAX_TEMPLATE_BYTES, ADDITIONAL_TEMPLATES)
         templates[name.removesuffix(_SUFFIX)] = text
     if has_file(folder, "chat_template.jinja"):
-        templates["default"] = read_text(folder, "chat_template.jinja", _MAX_TEMPLATE_BYTES)
+        templates["default"] = read_text(folder, "chat_template.jinja", MAX_TEMPLATE_BYTES)
     return templates
 
 

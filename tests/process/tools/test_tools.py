@@ -37,6 +37,7 @@ OTHERS = {
     "bench_pause": "a cluster of three machines",
     "bench_peers": "llama.cpp, accelerate and AirLLM are built and installed",
     "bench_view": "a cluster that is looked at for many answers",
+    "check_chat": "transformers, and minutes: the model is the one that fetch_model fetches",
     "check_docs": "test: Makefile",
     "check_lm_eval": "lm-eval is installed, and a master runs",
     "check_words": "test: tests/unit/tools/test_check_words.py",

@@ -12,6 +12,7 @@ from tests.unit.api.test_strange_requests import READERS, refusal_of
 from tpiedge.api.body import MAX_DEPTH, parse_object
 from tpiedge.api.errors import ApiError
 from tpiedge.api.openai import CHAT, COMPLETION
+from tpiedge.model.template import ChatTemplate
 from tpiedge.model.tokenizer import Tokenizer
 from tpiedge.wire.fields import MAX_ANSWER_TOKENS
 
@@ -189,3 +190,10 @@ def test_images_are_refused_in_words_in_every_api(service, path, fields, param):
     error = refusal_of(READERS[path], {"max_tokens": 1, **fields}, service)
     assert (error.status, error.param) == (400, param)
     assert "images are not supported" in error.message
+
+
+def test_what_a_template_says_of_messages_is_one_line(service):
+    template = ChatTemplate({"default": "{{ raise_exception('roles\\nmust alternate') }}"}, {})
+    strict = FakeService(service.tokenizer, template, vocab_size=VOCABULARY)
+    error = refuse(chat, strict, "messages")
+    assert error.message == "the model's chat template failed: roles must alternate"

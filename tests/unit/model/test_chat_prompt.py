@@ -3,9 +3,10 @@ from typing import Any
 
 import pytest
 
+from tests.unit.model.test_template import GEMMA
 from tpiedge.model.call_reader import short_call_id
 from tpiedge.model.chat_prompt import GivenArguments, chat_prompt
-from tpiedge.model.template import ChatTemplate
+from tpiedge.model.template import ChatTemplate, TemplateRefusal
 
 TEXT = '{"at":  "sky"}'
 LONG_ID = "toolu_01A09q90qw90lq917835lq9"
@@ -231,3 +232,14 @@ class TestStrictTemplates:
 
     def test_system_text_becomes_user_text_without_system_role(self) -> None:
         assert prompt(self.ALTERNATING, SYSTEM, USER, self.SAID) == "<user>Be brief.\n\nhello<assistant>hi"
+
+    def test_gemma_has_system_text_in_the_first_user_turn(self) -> None:
+        again = {"role": "user", "content": " again"}
+        shown = (
+            "<start_of_turn>user\nBe brief.\n\nhello<end_of_turn>\n<start_of_turn>model\nhi<end_of_turn>\n"
+        )
+        shown += "<start_of_turn>user\nhello\n\n again<end_of_turn>\n<start_of_turn>model\n"
+        assert prompt(GEMMA, SYSTEM, USER, self.SAID, USER, again) == shown
+        assert prompt(GEMMA, USER, self.SAID, SYSTEM, USER, again) == shown
+        with pytest.raises(TemplateRefusal, match=r"must be of user, not of assistant$"):
+            prompt(GEMMA, SYSTEM, self.SAID, USER)

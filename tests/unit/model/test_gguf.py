@@ -464,11 +464,8 @@ def test_gemma_3_270m_keeps_every_number_and_text(tmp_path: Path) -> None:
     if not path.is_file():
         pytest.skip(f"downloads: {path} is not there: python tools/fetch_model.py gemma3")
     model = GgufModel.open(path)
-    assert (model.config.bos_id, model.config.eos_ids[:2], model.config.first.attention.window) == (
-        2,
-        (1, 106),
-        512,
-    )
+    ids = model.config.bos_id, model.config.eos_ids
+    assert (*ids, model.config.first.attention.window) == (2, (1, 106), 512)
     back = packed(path, None, tmp_path)[1]
     for name, values in checkpoint_numbers(path, model).items():
         np.testing.assert_array_equal(back[name], values, err_msg=name)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import tpiedge
 from tpiedge.api.errors import of_exception
 from tpiedge.errors import ChildLost, UserError
 from tpiedge.model import text_process
@@ -49,6 +50,8 @@ TOOLS = """{% set ns = namespace(found=false) %}{% for message in messages %}
 {% endfor %}{{ tools | tojson(indent=2) if tools else 'no tools' }}{{ ns.found }}{{ dict(a=1).a }}
 {{- enable_thinking | default('unset') }}"""
 
+GEMMA = (Path(tpiedge.__file__).parents[1] / "configs/templates/gemma.jinja").read_text()
+
 
 def template(text: str, **limits: Any) -> ChatTemplate:
     return ChatTemplate({"default": text}, TOKENS, **limits)
@@ -60,7 +63,7 @@ def render(text: str, **limits: Any) -> str:
 
 FUNCTIONS = [{"type": "function", "function": {"name": "f<1>", "parameters": {}}}]
 CASES: list[tuple[str, bool, Any, dict[str, Any]]] = [
-    *((text, prompt, None, {}) for text in (CHATML, LLAMA2, TOOLS) for prompt in (True, False)),
+    *((text, prompt, None, {}) for text in (CHATML, LLAMA2, TOOLS, GEMMA) for prompt in (True, False)),
     (TOOLS, True, FUNCTIONS, {"enable_thinking": False}),
 ]
 
