@@ -25,10 +25,14 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     run = FusedLayers.run
 
     def counted(
-        call: FusedLayers, x_TH: torch.Tensor, spans: Spans, rotations: Sequence[Rotation]
+        call: FusedLayers,
+        x_TH: torch.Tensor,
+        spans: Spans,
+        rotations: Sequence[Rotation],
+        inputs_TC: torch.Tensor | None,
     ) -> tuple[float, float]:
         seen.append(len(x_TH))
-        return run(call, x_TH, spans, rotations)
+        return run(call, x_TH, spans, rotations, inputs_TC)
 
     monkeypatch.setattr(FusedLayers, "run", counted)
     return seen

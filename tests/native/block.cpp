@@ -241,12 +241,17 @@ void check_stack(void *handle, Check &check, Random &random) {
     Panels down(random, 4, inner, c.hidden, inner, true);
     for (Panels *matrix : {&gate, &up, &down}) matrix->tame();
     const int64_t exponent = random.between(-30, 0);
-    const PanelFFN ffn{gate.weight(nullptr), up.weight(nullptr), down.weight(nullptr, exponent), norm.data(), 1e-5,
-                       random.between(0, 1)};
+    const PanelFFN ffn{random.coin() ? gate.weight(nullptr) : PanelWeight{}, up.weight(nullptr),
+                       down.weight(nullptr, exponent), norm.data(), 1e-5, random.between(0, 1)};
+    // After the FFN, with inputs of both layers side by side.
+    const PanelFFN given{gate.weight(nullptr), PanelWeight{}, down.weight(nullptr, exponent), nullptr, 0,
+                         random.between(0, 1)};
+    const Strided inputs(random, c.tokens, 2 * inner);
     const Floats end_bias = random_floats(random, c.hidden), end_norm = random_floats(random, c.hidden);
     const bool ended = random.coin();
     const BlockEnd ends[] = {ended ? BlockEnd{end_bias.data(), end_norm.data(), 1e-5, 0.5, 1} : plain_end(),
-                             ended ? BlockEnd{end_bias.data(), nullptr, 0, 1, 0.75} : plain_end()};
+                             ended ? BlockEnd{end_bias.data(), nullptr, 0, 1, 0.75} : plain_end(),
+                             ended ? BlockEnd{nullptr, end_norm.data(), 1e-5, 1, 0.5} : plain_end()};
     Random again = random;
     Cache cache(random, c), own(again, c);
     const auto spans = cache.spans(c), own_spans = own.spans(c);
@@ -264,17 +269,26 @@ void check_stack(void *handle, Check &check, Random &random) {
                                           rotations + layer, scratch.data(), 1));
         tpiedge_add_sums(handle, wanted.data(), y.data(), c.tokens, c.hidden, c.exponent, tpiedge::INT64_SUMS, ends,
                          end_scratch.data());
-        complete(tpiedge_panels_ffn(handle, &ffn, wanted.data(), y.data(), c.tokens, ffn_scratch.data(), 1));
+        complete(tpiedge_panels_ffn(handle, &ffn, wanted.data(), nullptr, 0, y.data(), c.tokens, ffn_scratch.data(), 1));
         tpiedge_add_sums(handle, wanted.data(), y.data(), c.tokens, c.hidden, exponent, tpiedge::INT64_SUMS, ends + 1,
+                         end_scratch.data());
+        complete(tpiedge_panels_ffn(handle, &given, wanted.data(), inputs.data.data() + layer * inner, inputs.stride,
+                                    y.data(), c.tokens, ffn_scratch.data(), 1));
+        tpiedge_add_sums(handle, wanted.data(), y.data(), c.tokens, c.hidden, exponent, tpiedge::INT64_SUMS, ends + 2,
                          end_scratch.data());
     }
 
     Floats x = copy_of(p.x);
     Floats all_scratch(c.tokens * (c.hidden + (of_attention > of_ffn ? of_attention : of_ffn)));
-    const PanelLayer layers[] = {{block, &ffn, {ends[0], ends[1]}, 0}, {block, &ffn, {ends[0], ends[1]}, 1}};
+    std::vector<PanelBlock> blocks;
+    for (int64_t layer = 0; layer < 2; layer++) {
+        blocks.push_back({block, nullptr, layer, ends[0]});
+        blocks.push_back({nullptr, &ffn, 0, ends[1]});
+        blocks.push_back({nullptr, &given, layer * inner, ends[2]});
+    }
     double seconds[2];
-    complete(tpiedge_panels_stack(handle, layers, 2, x.data(), own_spans.data(), count, rotations,
-                                  all_scratch.data(), seconds));
+    complete(tpiedge_panels_stack(handle, blocks.data(), 6, x.data(), own_spans.data(), count, rotations,
+                                  inputs.data.data(), inputs.stride, all_scratch.data(), seconds));
     check.shape(c.tokens, c.hidden, inner, c.format);
     for (int64_t i = 0; i < x.size(); i++) {
         check.same(x[i], wanted[i]);

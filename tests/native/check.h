@@ -100,6 +100,21 @@ inline Floats random_floats(Random &random, int64_t size) {
     return made;
 }
 
+// Rows [T, width] at a stride; nothing lies behind the last one.
+struct Strided {
+    int64_t width;
+    int64_t stride;
+    Floats data;
+
+    Strided(Random &random, int64_t tokens, int64_t width_)
+        : width(width_), stride(width_ + random.sometimes(9)),
+          data(random_floats(random, (tokens - 1) * stride + width_)) {}
+    void copy(int64_t tokens, Floats &to) const {
+        for (int64_t t = 0; t < tokens; t++)
+            memcpy(to.data() + t * width, data.data() + t * stride, static_cast<size_t>(width) * sizeof(float));
+    }
+};
+
 // f32 or bf16 elements.
 struct Stored {
     Array<float> f32;

@@ -49,9 +49,8 @@ struct Layer {
                       nullptr, 0, 0, 0, WIDTH, layout, int64_t{50}, 1e-5, 0.15625, 0},
                      {0, 3, HEADS}};
     }
-    PanelLayer packed() {
-        return PanelLayer{&attention.block, &ffn, {plain_end(), plain_end()}, 0};
-    }
+    PanelBlock first() { return PanelBlock{&attention.block, nullptr, 0, plain_end()}; }
+    PanelBlock second() { return PanelBlock{nullptr, &ffn, 0, plain_end()}; }
 };
 
 void check_case(void *handle, Check &check, int64_t bits, int format, int64_t finer) {
@@ -59,7 +58,7 @@ void check_case(void *handle, Check &check, int64_t bits, int format, int64_t fi
     const int64_t row_nbytes = static_cast<int64_t>(encode(format, Floats(WIDTH).data(), WIDTH).size());
     Layer first(random, 0, bits, format, row_nbytes, finer), second(random, 1, bits, format, row_nbytes, finer);
     Pages pages(second.layout, POSITIONS);
-    const PanelLayer layers[] = {first.packed(), second.packed()};
+    const PanelBlock blocks[] = {first.first(), first.second(), second.first(), second.second()};
     check.shape(bits, format, finer);
     int64_t start = 0;
     for (const int64_t tokens : STEPS) {
@@ -68,7 +67,8 @@ void check_case(void *handle, Check &check, int64_t bits, int format, int64_t fi
         const Rotation rotation{cos.data(), sin.data(), nullptr};
         double seconds[2];
         const Span span = pages.span(tokens, start, 0);
-        complete(tpiedge_panels_stack(handle, layers, 2, x.data(), &span, 1, &rotation, scratch.data(), seconds));
+        complete(tpiedge_panels_stack(handle, blocks, 4, x.data(), &span, 1, &rotation, nullptr, 0, scratch.data(),
+                                      seconds));
         for (const float value : x) check.close(value, 0, 1e4);  // and a number
         start += tokens;
     }

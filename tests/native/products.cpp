@@ -84,7 +84,8 @@ void check_ffn(void *handle, Check &check, Random &random) {
     const bool half = random.coin();
     const Floats x = random_floats(random, tokens * hidden), norm = random_floats(random, hidden);
     const Matrix gate(random, inner, hidden, half), up(random, inner, hidden, half), down(random, inner, cols, half);
-    const bool gated_too = random.coin(), normed_too = random.coin();
+    const bool gated_too = random.coin(), normed_too = random.coin(), given = gated_too && random.coin();
+    Strided inputs(random, tokens, inner);
     const int64_t activation = random.between(0, 1);
     check.shape(tokens, hidden, inner, cols);
 
@@ -96,14 +97,18 @@ void check_ffn(void *handle, Check &check, Random &random) {
         if (rounds) round_to_bf16(normed);
         const Weight parts[] = {gate.weight(gated.data()), up.weight(raised.data()), down.weight(wanted.data())};
         tpiedge_project(handle, normed.data(), tokens, hidden, parts, 2);
+        if (given) inputs.copy(tokens, raised);
         tpiedge_activate(handle, gated_too ? gated.data() : raised.data(), gated_too ? raised.data() : nullptr,
                          gated.data(), tokens * inner, activation);
         if (rounds) round_to_bf16(gated);
         complete(tpiedge_contract(handle, gated.data(), &parts[2], tokens, cols));
 
-        Floats scratch(tokens * (hidden + 2 * inner)), y(tokens * cols);
+        Floats scratch(tokens * (hidden + (given ? 1 : 2) * inner)), y(tokens * cols);
         float *const inside = scratch.data() + tokens * hidden;
-        const Weight fused[] = {gated_too ? gate.weight(inside) : Weight{}, up.weight(inside + tokens * inner), down.weight(y.data())};
+        const Weight fused[] = {gated_too ? gate.weight(inside) : Weight{},
+                                given ? Weight{nullptr, inputs.data.data(), 0, inputs.stride, inner}
+                                      : up.weight(inside + tokens * inner),
+                                down.weight(y.data())};
         complete(tpiedge_ffn(handle, x.data(), tokens, hidden, normed_too ? norm.data() : nullptr, 1e-5f, rounds, fused,
                              activation, cols, scratch.data()));
         for (int64_t i = 0; i < y.size(); i++) check.same(y[i], wanted[i]);

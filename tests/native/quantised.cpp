@@ -150,8 +150,9 @@ void check_ffn(void *handle, Check &check, Random &random) {
     const int64_t exponent = random.between(-30, 0);
     Floats normed(tokens * hidden), gated(tokens * inner), raised(tokens * inner);
     Array<int64_t> wanted(tokens * cols), y(tokens * cols);
-    const bool gated_too = random.coin(), normed_too = random.coin();
+    const bool gated_too = random.coin(), normed_too = random.coin(), given = gated_too && random.coin();
     const int64_t activation = random.between(0, 1);
+    const Strided inputs(random, tokens, inner);
     memcpy(normed.data(), x.data(), normed.size() * sizeof(float));
     if (normed_too)
         tpiedge_rms_norm(handle, x.data(), normed.data(), hidden, 0, tokens, 1, hidden, norm.data(), 1e-5f);
@@ -162,15 +163,17 @@ void check_ffn(void *handle, Check &check, Random &random) {
         if (biases[0]) gated[i] += gate_bias[i % inner];
         if (biases[1]) raised[i] += up_bias[i % inner];
     }
+    if (given) inputs.copy(tokens, raised);
     tpiedge_activate(handle, gated_too ? gated.data() : raised.data(), gated_too ? raised.data() : nullptr,
                      gated.data(), tokens * inner, activation);
     complete(tpiedge_panels_contract(handle, gated.data(), tokens, &parts[2], 1));
 
-    Floats scratch(tokens * (hidden + (1 + gated_too) * inner));
-    const PanelFFN fused{gated_too ? gate.weight(nullptr, biases[0]) : PanelWeight{}, up.weight(nullptr, biases[1]),
-                         down.weight(nullptr, exponent), normed_too ? norm.data() : nullptr, 1e-5, activation};
+    Floats scratch(tokens * (hidden + (1 + (gated_too && !given)) * inner));
+    const PanelFFN fused{gated_too ? gate.weight(nullptr, biases[0]) : PanelWeight{},
+                         given ? PanelWeight{} : up.weight(nullptr, biases[1]), down.weight(nullptr, exponent), normed_too ? norm.data() : nullptr, 1e-5, activation};
     const auto compute = [&](void *sums, int wide) {
-        return tpiedge_panels_ffn(handle, &fused, x.data(), sums, tokens, scratch.data(), wide);
+        return tpiedge_panels_ffn(handle, &fused, x.data(), given ? inputs.data.data() : nullptr, given ? inputs.stride : 0, sums,
+                                  tokens, scratch.data(), wide);
     };
     complete(compute(y.data(), 1));
     for (int64_t i = 0; i < y.size(); i++) check.equal(y[i], wanted[i]);

@@ -18,7 +18,7 @@ from tpiedge.engine.meter import Meter
 from tpiedge.engine.steps import ChunkRows, OverlappedReduces, chunks, segments_of, wanted_rows
 from tpiedge.kernels.attention import append_pages, attention_pages, kv_of_heads
 from tpiedge.kernels.attention_block import FusedAttention, FusedLayers
-from tpiedge.kernels.elementwise import Activation, Rotation, activate, rms_norm, rope, tables
+from tpiedge.kernels.elementwise import Activation, Rotation, rms_norm, rope, tables
 from tpiedge.kernels.ffn import FusedFFN, ffn
 from tpiedge.kernels.grid import PLAIN_END, BlockEnd, Grid, add_sums
 from tpiedge.kernels.kv_format import KVFormat
@@ -128,6 +128,7 @@ class Engine:
         #: By layer: a block's weights and its native call. Streamed weights are new objects in every step.
         self._attentions: dict[int, tuple[BlockWeights, FusedAttention | None]] = {}
         self._ffns: dict[int, tuple[BlockWeights, FusedFFN | None]] = {}
+        self._of_inputs: dict[int, tuple[BlockWeights, FusedFFN | None]] = {}
 
     @property
     def int8(self) -> bool:
@@ -200,7 +201,7 @@ class Engine:
         if fused is None or plan.tokens > fused.most_tokens:
             return False
         rows, spans, rotations = parts[0]
-        self.meter.computed(*fused.run(x_TH, spans, rotations))
+        self.meter.computed(*fused.run(x_TH, spans, rotations, rows.inputs_CI))
         self._reduces.ended_alone(rows, Tag(plan.step, 2 * self.config.num_layers - 1, 0))
         return True
 
@@ -260,16 +261,21 @@ class Engine:
 
     def _add_inputs(self, x_CH: Tensor, inputs_CI: Tensor, weights: BlockWeights, layer: int) -> None:
         """Ends a layer that has inputs, alike on all nodes."""
-        of_layer, pool, grid = self.config.layers[layer].inputs, self.linear.pool, self._grids[layer][2]
+        of_layer, grid = self.config.layers[layer].inputs, self._grids[layer][2]
         assert of_layer is not None
-        gate, down = weights.matrices["inputs_gate"], weights.matrices["inputs_down"]
+        columns, fused = of_layer.columns, _kept(self._of_inputs, layer, weights, self._new_of_inputs)
         with self.meter.ffn_span.of(layer):
-            y_CP, first = self.linear.project(x_CH, gate), layer * of_layer.columns
-            own_CP = inputs_CI[:, first : first + of_layer.columns]
-            own_CP = functional.pad(own_CP, (0, y_CP.shape[1] - of_layer.columns))
-            y_CP = activate(y_CP, own_CP.contiguous(), Activation(of_layer.activation), pool)
-            sums_CH = self.linear.contract(y_CP, down, grid)
-            add_sums(x_CH, sums_CH, grid, pool, self._end(weights, layer, "inputs"))
+            own_CP = inputs_CI[:, layer * columns : (layer + 1) * columns]
+            if fused is not None:
+                sums_CH = fused.run(x_CH, own_CP)
+            else:
+                gate, down = weights.matrices["inputs_gate"], weights.matrices["inputs_down"]
+                own_CP = functional.pad(own_CP, (0, down.shape[0] - columns))
+                sums_CH = ffn(
+                    x_CH, None, 0.0, gate, None, down, self.linear,
+                    activation=Activation(of_layer.activation), inputs_TF=own_CP,
+                )  # fmt: skip
+            add_sums(x_CH, sums_CH, grid, self.linear.pool, self._end(weights, layer, "inputs"))
 
     def _attention(self, part: _ChunkPart, weights: BlockWeights, layer: int) -> Tensor | None:
         if not len(self._share.attention):
@@ -382,19 +388,27 @@ class Engine:
     @cached_property
     def _layers(self) -> FusedLayers | None:
         kept = self.weights.kept()
-        if self.linear.pool is None or kept is None or self.config.input_columns:
+        if self.linear.pool is None or kept is None:
             return None
-        blocks: list[tuple[FusedAttention, FusedFFN]] = []
-        ends: list[tuple[BlockEnd, BlockEnd]] = []
+        layers: list[tuple[FusedAttention, *tuple[FusedFFN, ...]]] = []
+        ends: list[tuple[BlockEnd, ...]] = []
         for layer in range(self.config.num_layers):
             of_attention, of_ffn = kept[Block(layer, "attention")], kept[Block(layer, "ffn")]
             attention = _kept(self._attentions, layer, of_attention, self._new_attention)
             ffn_block = _kept(self._ffns, layer, of_ffn, self._new_ffn)
             if attention is None or ffn_block is None:
                 return None
-            blocks.append((attention, ffn_block))
-            ends.append((self._end(of_attention, layer, "attention"), self._end(of_ffn, layer, "ffn")))
-        return FusedLayers(blocks, self.linear.pool, ends, self._rotation_of)
+            blocks = [ffn_block]
+            own_ends = [self._end(of_attention, layer, "attention"), self._end(of_ffn, layer, "ffn")]
+            if self.config.layers[layer].inputs is not None:
+                of_inputs = _kept(self._of_inputs, layer, of_ffn, self._new_of_inputs)
+                if of_inputs is None:
+                    return None
+                blocks.append(of_inputs)
+                own_ends.append(self._end(of_ffn, layer, "inputs"))
+            layers.append((attention, *blocks))
+            ends.append(tuple(own_ends))
+        return FusedLayers(layers, self.linear.pool, ends, self._rotation_of)
 
     def _new_attention(self, layer: int, weights: BlockWeights) -> FusedAttention | None:
         vectors, config, pool, (grid, *_) = weights.vectors, self.config, self.linear.pool, self._grids[layer]
@@ -439,6 +453,16 @@ class Engine:
         biases = self._ffn_bias(weights, layer, "gate"), self._ffn_bias(weights, layer, "up")
         norm_H, eps = weights.vectors.get("ffn_norm"), self.config.rms_norm_eps
         return FusedFFN(norm_H, eps, (gate, up, down), pool, grid, biases, self._activation(layer))
+
+    def _new_of_inputs(self, layer: int, weights: BlockWeights) -> FusedFFN | None:
+        of_layer, pool = self.config.layers[layer].inputs, self.linear.pool
+        if of_layer is None or pool is None:
+            return None
+        grid, matrices = self._grids[layer][2], _panels(weights, ("inputs_gate", "inputs_down"))
+        if grid is None or len(matrices) < 2:
+            return None
+        gate, down = matrices
+        return FusedFFN(None, 0.0, (gate, None, down), pool, grid, activation=Activation(of_layer.activation))
 
 
 def _kept(

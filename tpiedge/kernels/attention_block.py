@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tpiedge.kernels.attention import head_starts, score_numbers
 from tpiedge.kernels.elementwise import Rotation
-from tpiedge.kernels.ffn import NORMED_BYTES, SCRATCH_BYTES, FusedFFN
+from tpiedge.kernels.ffn import NORMED_BYTES, SCRATCH_BYTES, FusedFFN, check_inputs
 from tpiedge.kernels.grid import PLAIN_END, BlockEnd, Grid, sums_of
 from tpiedge.kernels.kv_pages import PageLayout, Spans
 from tpiedge.kernels.library import F32_BYTES, NO_PANELS, Pool, check_f32, pack_panels, pack_row_parallel
@@ -24,8 +24,8 @@ from tpiedge.kernels.shared_library import MAX_HEAD_WIDTH
 # As AttentionBlock of native/interface.h: between its matrices and its layout, and after it; at the end `head_starts`.
 _BLOCK = struct.Struct("=11q")
 _REST = struct.Struct("=q3d")
-# As PanelLayer of native/interface.h, around the ends of both blocks.
-_BLOCKS, _ROTATION = struct.Struct("=2q"), struct.Struct("=q")
+# As PanelBlock of native/interface.h, before the block's end.
+_PANEL_BLOCK = struct.Struct("=3q")
 
 Projections = tuple[PanelMatrix, PanelMatrix | None, PanelMatrix | None, PanelMatrix]
 
@@ -131,47 +131,56 @@ class FusedAttention:
 class FusedLayers:
     """Computes all layers in one native call, on a single node. All layers have the same H and positions of a page.
 
-    `ends` has two ends for each layer: attention's and FFN's. `rotations` has the number of the call's rotation that
-    each layer uses. Raises ValueError.
+    A layer is an attention block and any number of FFNs. `ends` has the ends of each layer's blocks. `rotations` has
+    the number of the call's rotation that each layer uses. FFNs without up use the columns of a call's inputs one after
+    the other. Raises ValueError.
     """
 
     def __init__(
         self,
-        blocks: Sequence[tuple[FusedAttention, FusedFFN]],
+        layers: Sequence[tuple[FusedAttention, *tuple[FusedFFN, ...]]],
         pool: Pool,
-        ends: Sequence[tuple[BlockEnd, BlockEnd]] | None = None,
+        ends: Sequence[tuple[BlockEnd, ...]] | None = None,
         rotations: Sequence[int] | None = None,
     ) -> None:
-        ends = [(PLAIN_END, PLAIN_END)] * len(blocks) if ends is None else ends
-        rotations = [0] * len(blocks) if rotations is None else rotations
-        hidden = {width for layer in blocks for block in layer for width in (block.hidden, block.outputs)}
-        positions = {attention.positions for attention, _ in blocks}
-        turned = {(number, block.rotated) for number, (block, _) in zip(rotations, blocks, strict=True)}
+        ends = [(PLAIN_END,) * len(layer) for layer in layers] if ends is None else ends
+        rotations = [0] * len(layers) if rotations is None else rotations
+        blocks = [block for layer in layers for block in layer]
+        hidden = {width for block in blocks for width in (block.hidden, block.outputs)}
+        positions = {attention.positions for attention, *_ in layers}
+        turned = {(number, layer[0].rotated) for number, layer in zip(rotations, layers, strict=True)}
         #: Columns that each of a call's rotations has.
         self.rotated = [columns for _, columns in sorted(turned)]
         if len(hidden) != 1 or len(positions) != 1 or sorted(set(rotations)) != list(range(len(turned))):
             raise ValueError(
-                f"{len(blocks)} layers of hidden sizes {hidden}, with positions of a page {positions} and rotated "
+                f"{len(layers)} layers of hidden sizes {hidden}, with positions of a page {positions} and rotated "
                 f"columns {turned}"
             )
-        self._packed = b"".join(
-            _BLOCKS.pack(*(_address(block.packed) for block in layer))
-            + b"".join(end.packed for end in pair)
-            + _ROTATION.pack(number)
-            for layer, pair, number in zip(blocks, ends, rotations, strict=True)
-        )
-        self._blocks, self._ends = tuple(blocks), tuple(ends)  # their addresses are packed
+        self._layers, self._ends = tuple(layers), tuple(ends)  # their addresses are packed
         self._pool = pool
-        width = hidden.pop()
-        for end in (end for pair in ends for end in pair):
-            end.check(width)
-        self._scratch = width + max(block.scratch for layer in blocks for block in layer)
+        #: Columns of a call's inputs.
+        self.inputs = 0
+        self._packed, width = b"", hidden.pop()
+        for layer, of_layer, number in zip(layers, ends, rotations, strict=True):
+            own: tuple[FusedAttention | FusedFFN, ...] = layer
+            for block, end in zip(own, of_layer, strict=True):
+                end.check(width)
+                address = _address(block.packed)
+                if isinstance(block, FusedAttention):
+                    self._packed += _PANEL_BLOCK.pack(address, 0, number) + end.packed
+                else:
+                    self._packed += _PANEL_BLOCK.pack(0, address, self.inputs) + end.packed
+                    self.inputs += block.inputs
+        self._scratch = width + max(block.scratch for block in blocks)
         #: The most tokens whose scratch is not larger than the scratch of an FFN block.
         self.most_tokens = max(1, (SCRATCH_BYTES + NORMED_BYTES) // (F32_BYTES * self._scratch))
 
-    def run(self, x_TH: Tensor, spans: Spans, rotations: Sequence[Rotation]) -> tuple[float, float]:
+    def run(
+        self, x_TH: Tensor, spans: Spans, rotations: Sequence[Rotation], inputs_TC: Tensor | None = None
+    ) -> tuple[float, float]:
         """Changes `x_TH` as every block ends. Returns (attention's seconds, FFN's seconds)."""
-        self._blocks[0][0].check(x_TH, spans)
+        self._layers[0][0].check(x_TH, spans)
+        inputs, stride = check_inputs(inputs_TC, spans.tokens, self.inputs)
         for rotation, rotated in zip(rotations, self.rotated, strict=True):
             rotation.check(spans.tokens, rotated)
         if not x_TH.is_contiguous():
@@ -181,11 +190,13 @@ class FusedLayers:
         self._pool.call(
             "tpiedge_panels_stack",
             self._packed,
-            len(self._blocks),
+            sum(map(len, self._layers)),
             x_TH.data_ptr(),
             spans.packed,
             len(spans),
             b"".join(rotation.packed for rotation in rotations),
+            inputs,
+            stride,
             scratch.data_ptr(),
             ctypes.addressof(seconds),
         )

@@ -76,6 +76,11 @@ def pack_matrix(w: Tensor, y: int, rows: int) -> bytes:
     return _WEIGHT.pack(w.data_ptr(), y, w.dtype is torch.bfloat16, w.stride(0), rows)
 
 
+def pack_inputs(inputs_TF: Tensor) -> bytes:
+    """Packs f32 numbers that take the place of a matrix's products."""
+    return _WEIGHT.pack(0, inputs_TF.data_ptr(), False, inputs_TF.stride(0), inputs_TF.shape[1])
+
+
 def pack_panels(
     w: PanelMatrix, y: int = 0, bias_R: Tensor | None = None, y_stride: int | None = None
 ) -> bytes:

@@ -38,6 +38,8 @@ class Variant:
     #: Heads of all nodes before the node's own.
     others: tuple[int, int] | None = None
     rotated: int | None = None
+    #: Columns whose angles are not zero.
+    turned: int | None = None
     window: int | None = None
     scale: float | None = None
     cap: float = 0.0
@@ -56,6 +58,10 @@ VARIANTS = {
     "capped": Variant(cap=2.0, scale=1.0, window=33, value_norm=True, kv="q4"),
     "factors": Variant(factors=True, rotated=6),
     "factors without rotation": Variant(factors=True, rotated=0, head_norms=False),
+    "values have a norm": Variant(width=256, value_norm=True, window=33, kv="bf16"),
+    "values have a norm, proportional rotation": Variant(
+        width=512, value_norm=True, turned=128, projections=2
+    ),
     **{f"wide, {kv}": Variant(width=512, kv=kv, rotated=128) for kv in ("f32", "bf16", "q8", "q4")},
 }
 
@@ -77,7 +83,7 @@ class Block:
         rows = self.q.rows, self.k.rows, self.v.rows
         self.biases = [torch.randn(count) if of.biased else None for count in rows]
         self.x, self.factor_T = torch.randn(TOKENS, HIDDEN), torch.rand(TOKENS) + 0.5 if of.factors else None
-        self.rotation = rotation(BEFORE, TOKENS, width if of.rotated is None else of.rotated)
+        self.rotation = rotation(BEFORE, TOKENS, width if of.rotated is None else of.rotated, of.turned)
         self.past = torch.randn(2, BEFORE + TOKENS, KV_HEADS, width)
 
     def cache(self, linear: Linear) -> tuple[PagedCache, Spans]:
@@ -166,6 +172,7 @@ def test_fused_attention_equals_its_parts(int8: Linear, name: str) -> None:
     [
         {"projections": 2},
         {"value_norm": True},
+        {"turned": 6},
         {"scale": 1.0},
         {"cap": 2.0},
         {"window": 20},

@@ -100,3 +100,9 @@ def test_ffn_equals_its_parts_bit_for_bit(engine: str, dtype: torch.dtype, arith
                 inner = activate(linear.project(h, up), None, gelu, linear.pool)
                 found = ffn(x, norm, 1e-5, None, up, down, linear, activation=gelu)
                 assert torch.equal(found, linear.contract(inner, down))
+                inputs, bias = torch.randn(tokens, 500)[:, 200:400], torch.randn(200)
+                for added in (None, bias):
+                    gated = linear.project(x, gate) + (0 if added is None else added)
+                    inner = activate(gated, None, gelu, linear.pool) * inputs
+                    found = ffn(x, None, 0, gate, None, down, linear, (added, None), gelu, inputs)
+                    assert torch.equal(found, linear.contract(inner, down))

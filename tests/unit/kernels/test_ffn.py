@@ -5,11 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.kernels.instruction_sets import AVAILABLE
-from tests.unit.kernels.panel_reference import Quantised, random_matrix
+from tests.unit.kernels.panel_reference import Quantised, random_matrix, sums
 from tests.unit.kernels.test_linear import opened
 from tpiedge.engine.steps import StepLimits
 from tpiedge.kernels.elementwise import Activation, activate, rms_norm
-from tpiedge.kernels.ffn import NORMED_BYTES, SCRATCH_BYTES, FusedFFN, mini_sequences
+from tpiedge.kernels.ffn import NORMED_BYTES, SCRATCH_BYTES, FusedFFN, ffn, mini_sequences
 from tpiedge.kernels.grid import MOST, Grid
 from tpiedge.kernels.library import NATIVE_TOKENS
 from tpiedge.kernels.linear import Arithmetic
@@ -112,3 +112,74 @@ def test_fused_ffn_has_other_activations_and_leaves_out_gate_and_norm(
             if not gated:
                 with pytest.raises(ValueError, match="bias"):
                     FusedFFN(norm, 1e-5, matrices, linear.pool, GRID, (up_bias, None))
+
+
+@pytest.mark.parametrize("of", ["narrow", "wide"])
+@pytest.mark.parametrize("activation", Activation)
+@pytest.mark.parametrize("bits", MATRICES)
+@pytest.mark.parametrize("engine", AVAILABLE)
+def test_given_inputs_take_the_place_of_up(engine: str, bits: int, activation: Activation, of: str) -> None:
+    grid, (gate, _, down) = GRIDS[of] or FINE[bits], MATRICES[bits]
+    bias, all_inputs = torch.randn(INNER), torch.randn(5, 3 * INNER)
+    with opened(engine, INT8, 2) as linear:
+        assert linear.pool is not None
+        matrices = gate.matrix, None, down.matrix
+        fused = FusedFFN(None, 0, matrices, linear.pool, grid, (bias, None), activation)
+        for tokens in (0, 1, 5):
+            x, inputs = torch.randn(tokens, HIDDEN), all_inputs[:tokens, INNER : 2 * INNER]
+            inner = activate(linear.project(x, gate.matrix) + bias, None, activation, linear.pool) * inputs
+            found = fused.run(x, inputs)
+            assert found.dtype is (torch.int64 if of == "wide" and tokens else torch.int32)
+            assert torch.equal(found, linear.contract(inner, down.matrix, grid))
+            assert torch.equal(found.long(), torch.from_numpy(sums(inner.numpy(), down, grid.exponent)))
+
+
+@pytest.mark.parametrize("arithmetic", [INT8, Arithmetic.F32])
+def test_many_rows_of_inputs_go_piece_by_piece(
+    arithmetic: Arithmetic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens, inner, outputs = 300, 16, 4000 if arithmetic is INT8 else 40  # 4000 pass with fewer tokens
+    random = np.random.default_rng(1)
+    gate = random_matrix(random, 4, inner, HIDDEN, inner, False).matrix
+    down = random_matrix(random, 8, inner, outputs, inner, True).matrix
+    x, inputs = torch.randn(tokens, HIDDEN), torch.randn(tokens, 2 * inner)[:, inner:]
+    for scratch in (SCRATCH_BYTES, 140 * inner * 8):
+        monkeypatch.setattr("tpiedge.kernels.ffn.SCRATCH_BYTES", scratch)
+        with opened(AVAILABLE[-1], arithmetic, 2) as linear:
+            assert linear.pool is not None
+            inner_TF = activate(linear.project(x, gate), None, pool=linear.pool) * inputs
+            if arithmetic is INT8:
+                found = FusedFFN(None, 0, (gate, None, down), linear.pool, GRID).run(x, inputs)
+                assert torch.equal(found, linear.contract(inner_TF, down, GRID))
+            else:
+                found = ffn(x, None, 0, gate, None, down, linear, inputs_TF=inputs)
+                torch.testing.assert_close(found, linear.contract(inner_TF, down))
+
+
+def test_inputs_that_do_not_fit_are_refused() -> None:
+    gate, up, down = _panels(4)
+    x, inputs = torch.zeros(2, HIDDEN), torch.zeros(2, INNER)
+    with opened(AVAILABLE[-1], INT8) as linear:
+        pool = linear.pool
+        assert pool is not None
+        given, own = (FusedFFN(None, 0, (gate, of, down), pool, GRID) for of in (None, up))
+        for wrong in (None, inputs[:1], inputs[:, :-1], inputs.double(), torch.zeros(INNER, 2).t()):
+            with pytest.raises(ValueError, match="inputs"):
+                given.run(x, wrong)
+            with pytest.raises(ValueError, match="inputs"):
+                ffn(
+                    x,
+                    None,
+                    0,
+                    torch.zeros(INNER, HIDDEN),
+                    None,
+                    torch.zeros(INNER, 5),
+                    linear,
+                    inputs_TF=wrong,
+                )
+        with pytest.raises(ValueError, match="not used"):
+            own.run(x, inputs)
+        with pytest.raises(ValueError, match="gate, up and down"):
+            FusedFFN(None, 0, (None, None, down), pool, GRID)
+        with pytest.raises(ValueError, match="bias"):
+            FusedFFN(None, 0, (gate, None, down), pool, GRID, (None, torch.zeros(INNER)))

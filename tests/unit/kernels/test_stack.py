@@ -36,8 +36,12 @@ def matrix(units: int, width: int, bits: int, transposed: bool) -> PanelMatrix:
     return PanelMatrix(data, FORMATS[f"q{bits}"], units * width, HIDDEN, width, unit_nbytes, transposed)
 
 
-def rotation(start: int, tokens: int, width: int) -> tuple[Tensor, Tensor]:
-    return tables(torch.arange(start, start + tokens), 10000.0 ** -(torch.arange(0, width, 2) / width))
+def rotation(start: int, tokens: int, width: int, turned: int | None = None) -> tuple[Tensor, Tensor]:
+    """Angles are zero but for the first `turned // 2` pairs of columns, as "proportional" rotations have it."""
+    frequencies = 10000.0 ** -(torch.arange(0, width, 2) / width)
+    if turned is not None:
+        frequencies[turned // 2 :] = 0
+    return tables(torch.arange(start, start + tokens), frequencies)
 
 
 def blocks(linear: Linear, cache: PagedCache) -> list[tuple[FusedAttention, FusedFFN]]:
@@ -99,21 +103,26 @@ class Unlike:
     like: int | None = None
     gelu: bool = False
     ended: bool = False
+    gated: bool = True
+    values: bool = False
+    inputs: int = 0
 
 
-ROTATIONS = (24, 10, 0)  # columns
+ROTATIONS = (24, 10, 0, 256, 512)  # columns
+TURNED = (None, None, None, None, 128)
 UNLIKE = (
     Unlike(24, 2, 20, window=9),
     Unlike(64, 1, 40, rotation=1, gelu=True, ended=True),
     Unlike(24, 2, 36, like=0, ended=True),
     Unlike(10, 3, 8, rotation=2, window=4),
-    Unlike(64, 1, 40, rotation=1, like=1),
+    Unlike(64, 1, 40, rotation=1, like=1, gated=False),
+    Unlike(256, 2, 30, rotation=3, window=7, values=True, inputs=16, ended=True),
+    Unlike(512, 1, 12, rotation=4, gelu=True, gated=False, inputs=24),
 )
+Layers = list[tuple[FusedAttention, *tuple[FusedFFN, ...]]]
 
 
-def unlike_layers(
-    linear: Linear, kv: KVPrecision, grid: Grid = GRID
-) -> tuple[list[tuple[FusedAttention, FusedFFN]], Tensor]:
+def unlike_layers(linear: Linear, kv: KVPrecision, grid: Grid = GRID) -> tuple[Layers, Tensor]:
     """Also returns the pages."""
     assert linear.pool is not None
     formats = [KVFormat(kv, of.width) for of in UNLIKE]
@@ -121,27 +130,32 @@ def unlike_layers(
     offsets = np.cumsum(
         [0] + [size * of.kv_heads * (of.like is None) for size, of in zip(sizes, UNLIKE, strict=True)]
     )
-    store_PB, made = torch.zeros(8, int(offsets[-1]), dtype=torch.uint8), []
+    store_PB, made = torch.zeros(8, int(offsets[-1]), dtype=torch.uint8), Layers()
     for number, of in enumerate(UNLIKE):
         at = number if of.like is None else of.like
         layout = PageLayout(formats[number], of.kv_heads, 64, at, store_PB, int(offsets[at]))
         q, o = matrix(6, of.width, 4, False), matrix(6, of.width, 4, True)
         k = None if of.like is not None else matrix(of.kv_heads, of.width, 8, False)
         attention = FusedAttention(
-            (q, k, k, o),
+            (q, k, matrix(of.kv_heads, of.width, 4, False) if of.values else None, o),
             grid,
             torch.rand(HIDDEN) + 0.5,
             EPS,
             kv_of_heads(0, 6, 6 // of.kv_heads),
             layout,
             linear.pool,
+            value_norm_d=torch.rand(of.width) + 0.5 if of.width > 64 else None,
             window=of.window,
             rotated=ROTATIONS[of.rotation],
         )
         gate, up, down = (matrix(2, of.ffn, 4, transposed) for transposed in (False, False, True))
         activation = Activation.GELU_TANH if of.gelu else Activation.SILU
-        ffn = FusedFFN(torch.rand(HIDDEN), EPS, (gate, up, down), linear.pool, grid, activation=activation)
-        made.append((attention, ffn))
+        matrices = gate if of.gated else None, up, down
+        ffns = [FusedFFN(torch.rand(HIDDEN), EPS, matrices, linear.pool, grid, activation=activation)]
+        if of.inputs:
+            gate, down = (matrix(1, of.inputs, 8, transposed) for transposed in (False, True))
+            ffns.append(FusedFFN(None, 0, (gate, None, down), linear.pool, grid))
+        made.append((attention, *ffns))
     return made, store_PB
 
 
@@ -155,23 +169,35 @@ def test_unlike_layers_have_the_bits_of_one_after_the_other(
     (layers, store_PB), pool = unlike_layers(linear, kv, grid), linear.pool
     assert pool is not None
     some = BlockEnd(torch.randn(HIDDEN), torch.rand(HIDDEN), EPS, 0.5, 0.9), BlockEnd(torch.randn(HIDDEN))
-    ends = [some if of.ended else (BlockEnd(), BlockEnd()) for of in UNLIKE]
+    some = *some, BlockEnd(None, torch.rand(HIDDEN), EPS, scale=0.7)
+    ends = [
+        (some if of.ended else [BlockEnd()] * 3)[: len(layer)]
+        for of, layer in zip(UNLIKE, layers, strict=True)
+    ]
     stack = FusedLayers(layers, pool, ends, [of.rotation for of in UNLIKE])
     assert stack.rotated == list(ROTATIONS)
+    assert stack.inputs == 40
     table = store_PB.data_ptr() + store_PB.stride(0) * np.array([5, 2], dtype=np.int64)
     for start, tokens in ((0, 70), (70, 1), (71, 3)):
         factor_T = torch.rand(tokens) + 0.5
-        rotations = [Rotation(*rotation(start, tokens, width), factor_T) for width in ROTATIONS]
+        rotations = [
+            Rotation(*rotation(start, tokens, width, turned), factor_T)
+            for width, turned in zip(ROTATIONS, TURNED, strict=True)
+        ]
+        inputs_TC, first = torch.randn(tokens, 50)[:, :40], 0
         spans, x_TH = Spans([Span(tokens, start, table)], 64), torch.randn(tokens, HIDDEN)
         found_TH, before_PB = x_TH.clone(), store_PB.clone()
-        stack.run(found_TH, spans, rotations)
+        stack.run(found_TH, spans, rotations, inputs_TC)
         after_PB = store_PB.clone()
         store_PB.copy_(before_PB)
-        for of, (attention, ffn), end in zip(UNLIKE, layers, ends, strict=True):
+        for of, (attention, ffn, *more), end in zip(UNLIKE, layers, ends, strict=True):
             turned = rotations[of.rotation]
             sums = attention.run(x_TH, spans, Rotation(turned.cos_Tr, turned.sin_Tr, factor_T))
             add_sums(x_TH, sums, grid, pool, end[0])
             add_sums(x_TH, ffn.run(x_TH), grid, pool, end[1])
+            for block in more:
+                columns, first = slice(first, first + of.inputs), first + of.inputs
+                add_sums(x_TH, block.run(x_TH, inputs_TC[:, columns]), grid, pool, end[2])
         assert found_TH.isfinite().all()
         assert torch.equal(found_TH, x_TH)
         assert torch.equal(after_PB, store_PB)
@@ -180,18 +206,24 @@ def test_unlike_layers_have_the_bits_of_one_after_the_other(
 def test_stacks_refuse_rotations_that_do_not_fit(linear: Linear) -> None:
     (layers, _), pool = unlike_layers(linear, "f32"), linear.pool
     assert pool is not None
-    for numbers in ([0] * 5, [0, 1, 0, 3, 1]):
+    for numbers in ([0] * 7, [0, 1, 0, 3, 1, 4, 5]):
         with pytest.raises(ValueError, match="rotated columns"):
             FusedLayers(layers, pool, rotations=numbers)
     end = BlockEnd(torch.zeros(HIDDEN + 1))
     with pytest.raises(ValueError, match="at a block's end"):
-        FusedLayers(layers, pool, [(end, end)] * 5, [of.rotation for of in UNLIKE])
+        FusedLayers(layers, pool, [(end,) * len(layer) for layer in layers], [of.rotation for of in UNLIKE])
+    with pytest.raises(ValueError, match="zip"):
+        FusedLayers(layers, pool, [(BlockEnd(),) * 2] * 7, [of.rotation for of in UNLIKE])
     stack = FusedLayers(layers, pool, rotations=[of.rotation for of in UNLIKE])
     spans = Spans([Span(1, 0, np.zeros(1, np.int64))], 64)
-    with pytest.raises(ValueError):
-        stack.run(torch.zeros(1, HIDDEN), spans, [Rotation(*rotation(0, 1, 24))])
+    inputs_TC = torch.zeros(1, 40)
+    with pytest.raises(ValueError, match="zip"):
+        stack.run(torch.zeros(1, HIDDEN), spans, [Rotation(*rotation(0, 1, 24))], inputs_TC)
     with pytest.raises(ValueError, match="a table of rotations"):
-        stack.run(torch.zeros(1, HIDDEN), spans, [Rotation(*rotation(0, 1, 24))] * 3)
+        stack.run(torch.zeros(1, HIDDEN), spans, [Rotation(*rotation(0, 1, 24))] * 5, inputs_TC)
+    for wrong in (None, inputs_TC[:, 1:]):
+        with pytest.raises(ValueError, match="inputs"):
+            stack.run(torch.zeros(1, HIDDEN), spans, [Rotation(*rotation(0, 1, 24))] * 5, wrong)
 
 
 def test_fused_layers_refuse_mismatched_inputs(linear: Linear) -> None:

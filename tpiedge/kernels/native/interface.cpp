@@ -16,7 +16,7 @@ using tpiedge::Product;
 using tpiedge::Rows;
 using tpiedge::share_rows;
 
-constexpr int ABI = 12;  // as in shared_library.py
+constexpr int ABI = 13;  // as in shared_library.py
 
 // Pieces for each thread.
 constexpr int64_t PROJECT_PIECES = 8;
@@ -196,13 +196,13 @@ TPIEDGE_EXPORT int tpiedge_contract(void *handle, const float *x, const Weight *
 }
 
 // Norm (may be null), gate (may have no w) and up, activation, down (`weights` in this order), without a return to Python
-// between them: its code would have been driven out of the caches by the weights. `scratch` holds tokens * (hidden +
-// gate's + up's rows).
+// between them: its code would have been driven out of the caches by the weights. Where up has no w, its y has the numbers
+// that take the place of its products, in rows `stride` apart. `scratch` holds tokens * (hidden + gate's + up's rows).
 TPIEDGE_EXPORT int tpiedge_ffn(void *handle, const float *x, int64_t tokens, int64_t hidden, const float *norm,
                                float eps, int rounds, const Weight *weights, int64_t activation, int64_t cols,
                                float *scratch) {
     Context &context = *static_cast<Context *>(handle);
-    const bool gated = weights[0].w;
+    const bool gated = weights[0].w, given = gated && !weights[1].w;
     const Weight *first = weights + !gated;
     const int64_t inner = tokens * first->rows;
     if (norm)
@@ -210,8 +210,14 @@ TPIEDGE_EXPORT int tpiedge_ffn(void *handle, const float *x, int64_t tokens, int
     else
         memcpy(scratch, x, tokens * hidden * sizeof(float));
     if (rounds) round_to_bf16(scratch, tokens * hidden);
-    project(context, scratch, tokens, hidden, first, gated ? 2 : 1);
-    activate(context, first->y, gated ? weights[1].y : nullptr, first->y, inner, activation);
+    project(context, scratch, tokens, hidden, first, gated && !given ? 2 : 1);
+    if (given)
+        for (int64_t t = 0; t < tokens; t++) {
+            float *row = first->y + t * first->rows;
+            activate(context, row, weights[1].y + t * weights[1].stride, row, first->rows, activation);
+        }
+    else
+        activate(context, first->y, gated ? weights[1].y : nullptr, first->y, inner, activation);
     if (rounds) round_to_bf16(first->y, inner);
     return contract(context, first->y, weights[2], tokens, cols);
 }

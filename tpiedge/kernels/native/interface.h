@@ -75,7 +75,7 @@ struct AttentionBlock {  // as packed by attention_block.py; the first query hea
 
 struct PanelFFN {  // as packed by ffn.py; matrices without y
     PanelWeight gate;   // without data: the activation is of up
-    PanelWeight up;
+    PanelWeight up;     // without data: numbers given to a call take the place of its products
     PanelWeight down;
     const float *norm;  // or null
     double eps;
@@ -90,11 +90,11 @@ struct BlockEnd {  // as packed by grid.py: x = scale * (x + factor * norm(sum +
     double scale;
 };
 
-struct PanelLayer {  // as packed by attention_block.py
+struct PanelBlock {  // as packed by attention_block.py: attention or an FFN; the other one is null
     const AttentionBlock *attention;
     const PanelFFN *ffn;
-    BlockEnd ends[2];  // of attention, of FFN
-    int64_t rotation;  // which one of the call's
+    int64_t number;  // which one of the call's rotations; of an FFN, its first column of the call's inputs
+    BlockEnd end;
 };
 
 // What calls return that may not compute all of what they were to; they stop there. No memory for what they keep meanwhile;
@@ -123,12 +123,13 @@ TPIEDGE_STATUS tpiedge_panels_contract(void *handle, const float *x, int64_t tok
 TPIEDGE_STATUS tpiedge_panels_attention(void *handle, const AttentionBlock *block, const float *x, void *y,
                                         const Span *spans, int64_t count, const Rotation *rotation, float *scratch,
                                         int wide);
-TPIEDGE_STATUS tpiedge_panels_ffn(void *handle, const PanelFFN *ffn, const float *x, void *y, int64_t tokens,
-                                  float *scratch, int wide);
+TPIEDGE_STATUS tpiedge_panels_ffn(void *handle, const PanelFFN *ffn, const float *x, const float *inputs,
+                                  int64_t input_stride, void *y, int64_t tokens, float *scratch, int wide);
 void tpiedge_add_sums(void *handle, float *x, const void *sums, int64_t tokens, int64_t width, int64_t exponent, int kind,
                       const BlockEnd *end, float *scratch);
-TPIEDGE_STATUS tpiedge_panels_stack(void *handle, const PanelLayer *layers, int64_t count, float *x, const Span *spans,
-                                    int64_t span_count, const Rotation *rotations, float *scratch, double *seconds);
+TPIEDGE_STATUS tpiedge_panels_stack(void *handle, const PanelBlock *blocks, int64_t count, float *x, const Span *spans,
+                                    int64_t span_count, const Rotation *rotations, const float *inputs,
+                                    int64_t input_stride, float *scratch, double *seconds);
 void tpiedge_rms_norm(void *handle, const float *x, float *y, int64_t token_stride, int64_t head_stride, int64_t tokens,
                       int64_t heads, int64_t width, const float *weight, float eps);
 void tpiedge_rope(void *handle, const float *x, float *y, int64_t token_stride, int64_t head_stride, int64_t tokens,

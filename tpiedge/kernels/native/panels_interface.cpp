@@ -57,7 +57,8 @@ struct Activations {
     const float *weight;  // NORMED
     float eps;
     float *rows;      // NORMED: room for what it makes of the tokens that pass together
-    const float *up;  // GATED: [T, inputs], or null
+    const float *up;  // GATED: [T, inputs] in rows `up_stride` apart, or null
+    int64_t up_stride;
     int64_t activation;
     uint8_t *to;
 
@@ -78,7 +79,7 @@ void quantise_tile(const void *context, int64_t tile) {
     } else if (a.source == GATED) {
         float *rows = const_cast<float *>(x);  // they are the caller's room
         for (int64_t t = 0; t < tokens; t++)
-            a.kernels->activate(rows + t * width, a.up ? a.up + (first + t) * width : nullptr, rows + t * width, width,
+            a.kernels->activate(rows + t * width, a.up ? a.up + (first + t) * a.up_stride : nullptr, rows + t * width, width,
                                 a.activation);
     }
     a.panels->quantise(x, width, tokens, a.inputs, a.factor, a.to + tile * a.tile_nbytes());
@@ -384,7 +385,7 @@ TPIEDGE_STATUS multiply_all(Context &context, Activations a, const PanelWeight *
         a.tokens = tokens - first < block ? tokens - first : block;
         if (const int status = multiply(context, a, some, count, transposed, width)) return status;
         a.x += a.tokens * inputs;
-        if (a.up) a.up += a.tokens * inputs;
+        if (a.up) a.up += a.tokens * a.up_stride;
         for (int64_t i = 0; i < count; i++)
             some[i].y = transposed ? moved(some[i].y, a.tokens, some[i].cols, width == WIDE ? 8 : 4)
                                    : moved(some[i].y, a.tokens, some[i].y_stride, 4);
@@ -436,18 +437,19 @@ TPIEDGE_EXPORT int tpiedge_panels_contract(void *handle, const float *x, int64_t
     return multiply_all(context, activations(context, PLAIN, x, tokens, *weight, true), weight, 1, true, width);
 }
 
-// Norm, gate and up, activation, down, whose result is as that of tpiedge_panels_contract. `scratch`: T (H + 2 F) floats,
-// or T (H + F) without a gate.
-TPIEDGE_EXPORT int tpiedge_panels_ffn(void *handle, const PanelFFN *ffn, const float *x, void *y, int64_t tokens,
-                                      float *scratch, int wide) {
+// Norm, gate and up, activation, down, whose result is as that of tpiedge_panels_contract. `inputs` [T, F], in rows
+// `input_stride` apart, take the place of up's products, where there is no up. `scratch`: T (H + 2 F) floats, or T (H + F)
+// without gate or up.
+TPIEDGE_EXPORT int tpiedge_panels_ffn(void *handle, const PanelFFN *ffn, const float *x, const float *inputs,
+                                      int64_t input_stride, void *y, int64_t tokens, float *scratch, int wide) {
     Context &context = *static_cast<Context *>(handle);
     const Width width = wide ? WIDE : NARROW;
-    const bool gate = ffn->gate.data;
+    const bool gate = ffn->gate.data, given = !ffn->up.data;
     PanelWeight inner[2] = {gate ? ffn->gate : ffn->up, ffn->up}, down = ffn->down;
     down.y = y;
     if (down.rows == 0) return contract_nothing(down, tokens, width);
     const std::lock_guard<std::mutex> one_caller(context.rooms);
-    float *first = scratch + tokens * ffn->up.cols, *up = first + tokens * down.rows;
+    float *first = scratch + tokens * inner[0].cols, *up = first + tokens * down.rows;
     inner[0].y = first;
     inner[1].y = up;
     Activations normed = activations(context, ffn->norm ? NORMED : PLAIN, x, tokens, inner[0], false);
@@ -455,8 +457,9 @@ TPIEDGE_EXPORT int tpiedge_panels_ffn(void *handle, const PanelFFN *ffn, const f
     normed.eps = static_cast<float>(ffn->eps);
     normed.rows = scratch;
     Activations gated = activations(context, GATED, first, tokens, down, true);
-    gated.up = gate ? up : nullptr;
+    gated.up = given ? inputs : gate ? up : nullptr;
+    gated.up_stride = given ? input_stride : down.rows;
     gated.activation = ffn->activation;
-    if (const int status = multiply_all(context, normed, inner, gate ? 2 : 1, false, NARROW)) return status;
+    if (const int status = multiply_all(context, normed, inner, gate && !given ? 2 : 1, false, NARROW)) return status;
     return multiply_all(context, gated, &down, 1, true, width);
 }

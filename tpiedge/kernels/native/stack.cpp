@@ -14,52 +14,47 @@ double seconds_since(Clock::time_point begun) {
     return std::chrono::duration<double>(Clock::now() - begun).count();
 }
 
-// Ends a block that computes sums by `block(y, wide)`: in 32 bits, into `narrow`, or else in 64.
+// Computes a block's sums by `block(y, wide)`, in 32 bits, into `scratch`, or else in 64, and ends it. `last`: its matrix
+// on a grid.
 template <class Block>
-TPIEDGE_STATUS add_block(void *handle, float *x, int64_t tokens, int64_t width, int64_t exponent, const BlockEnd &end,
+TPIEDGE_STATUS add_block(void *handle, float *x, int64_t tokens, const PanelWeight &last, const BlockEnd &end,
                          float *scratch, const Block &block) {
+    const int64_t width = last.cols;
     int32_t *const narrow = reinterpret_cast<int32_t *>(scratch);
     float *const rest = scratch + tokens * width;
     const int status = block(narrow, rest, 0);
-    if (status == DONE) tpiedge_add_sums(handle, x, narrow, tokens, width, exponent, tpiedge::INT32_SUMS, &end, rest);
+    if (status == DONE)
+        tpiedge_add_sums(handle, x, narrow, tokens, width, last.exponent, tpiedge::INT32_SUMS, &end, rest);
     if (status != TOO_LARGE) return status;
     tpiedge::Room room;
     int64_t *sums = room.of<int64_t>(tokens * width);
     if (!sums) return NO_MEMORY;
     if (const int failed = block(sums, rest, 1)) return failed;
-    tpiedge_add_sums(handle, x, sums, tokens, width, exponent, tpiedge::INT64_SUMS, &end, rest);
+    tpiedge_add_sums(handle, x, sums, tokens, width, last.exponent, tpiedge::INT64_SUMS, &end, rest);
     return DONE;
 }
 
 }  // namespace
 
-// Attention and FFN of every layer change x [T, H]. `scratch`: T (H + the most that a block takes) floats. `seconds`: what
-// attention and FFN blocks took. Every layer has one of the rotations. A block without memory is not added, nor are those after it computed.
-TPIEDGE_EXPORT int tpiedge_panels_stack(void *handle, const PanelLayer *layers, int64_t count, float *x, const Span *spans,
-                                        int64_t span_count, const Rotation *rotations, float *scratch,
-                                        double *seconds) {
+// Every block changes x [T, H]. `scratch`: T (H + the most that a block takes) floats. `seconds`: what attention and FFN
+// blocks took. `inputs`: of all FFNs without up, side by side, in rows `input_stride` apart, or null. A block without memory
+// is not added, nor are those after it computed.
+TPIEDGE_EXPORT int tpiedge_panels_stack(void *handle, const PanelBlock *blocks, int64_t count, float *x, const Span *spans,
+                                        int64_t span_count, const Rotation *rotations, const float *inputs,
+                                        int64_t input_stride, float *scratch, double *seconds) {
     const int64_t tokens = tpiedge::tokens_of(spans, span_count);
     seconds[0] = seconds[1] = 0;
-    for (const PanelLayer *layer = layers; layer < layers + count; layer++) {
-        const AttentionBlock &of_attention = *layer->attention;
-        const PanelFFN &of_ffn = *layer->ffn;
-        auto begun = Clock::now();
-        const auto attention = [&](void *y, float *rest, int wide) {
-            return tpiedge_panels_attention(handle, &of_attention, x, y, spans, span_count, rotations + layer->rotation, rest,
-                                            wide);
+    for (const PanelBlock *b = blocks; b < blocks + count; b++) {
+        const auto begun = Clock::now();
+        const auto compute = [&](void *y, float *rest, int wide) {
+            return b->attention ? tpiedge_panels_attention(handle, b->attention, x, y, spans, span_count,
+                                                           rotations + b->number, rest, wide)
+                                : tpiedge_panels_ffn(handle, b->ffn, x, inputs ? inputs + b->number : nullptr,
+                                                     input_stride, y, tokens, rest, wide);
         };
-        if (const int status = add_block(handle, x, tokens, of_attention.o.cols, of_attention.o.exponent, layer->ends[0],
-                                         scratch, attention))
-            return status;
-        seconds[0] += seconds_since(begun);
-        begun = Clock::now();
-        const auto ffn = [&](void *y, float *rest, int wide) {
-            return tpiedge_panels_ffn(handle, &of_ffn, x, y, tokens, rest, wide);
-        };
-        if (const int status =
-                add_block(handle, x, tokens, of_ffn.down.cols, of_ffn.down.exponent, layer->ends[1], scratch, ffn))
-            return status;
-        seconds[1] += seconds_since(begun);
+        const PanelWeight &last = b->attention ? b->attention->o : b->ffn->down;
+        if (const int status = add_block(handle, x, tokens, last, b->end, scratch, compute)) return status;
+        seconds[b->attention ? 0 : 1] += seconds_since(begun);
     }
     return DONE;
 }
