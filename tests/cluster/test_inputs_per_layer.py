@@ -21,6 +21,7 @@ from tests.fakes.cluster import InProcessCluster
 from tests.unit.kernels.instruction_sets import AVAILABLE
 from tpiedge.engine.forward import Engine, kv_cache
 from tpiedge.engine.steps import StepLimits
+from tpiedge.kernels.attention_block import FusedLayers
 from tpiedge.kernels.shared_library import kernel_library
 from tpiedge.model.blocks import FFN, Attention, Layer, LayerInputs
 from tpiedge.model.checkpoint import SINGLE, read_header
@@ -219,7 +220,11 @@ def test_bits_are_the_same_for_every_split_and_instruction_set(
         ) as cluster:
             return cluster.logits((*IDS, *cluster.greedy(IDS, TOKENS)))
 
+    calls: list[int] = []
+    run = FusedLayers.run
+    monkeypatch.setattr(FusedLayers, "run", lambda *given: (calls.append(len(given[1])), run(*given))[1])
     expected_TV = logits("1")
+    assert calls[: TOKENS - 1] == [1] * (TOKENS - 1), "a token is more than one native call"
     for shares in SPLITS[1:]:
         assert torch.equal(logits(shares), expected_TV), shares
     for placement in PLACEMENTS:
@@ -230,7 +235,9 @@ def test_bits_are_the_same_for_every_split_and_instruction_set(
     for isa in AVAILABLE:
         several_sets([isa])
         assert torch.equal(logits("1"), expected_TV), isa
-    # The separate calls of an attention block give the bits of its one call.
+    # So do the blocks' own calls, and the separate calls of an attention block.
+    monkeypatch.setattr(Engine, "_layers", None)
+    assert torch.equal(logits("1"), expected_TV)
     monkeypatch.setattr(Engine, "_new_attention", lambda *_: None)
     assert torch.equal(logits("1,2"), expected_TV)
 
