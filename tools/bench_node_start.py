@@ -19,7 +19,6 @@ from tpiedge.launch.slot import ForkServer
 from tpiedge.local.cluster import LocalCluster
 from tpiedge.master.assignments import Assignment, Served
 from tpiedge.pack.reader import Pack
-from tpiedge.pack.share import NodeShare, Share
 
 _REPORT_S = 60.0
 
@@ -47,10 +46,8 @@ def main() -> int:
 
 
 def whole_model(pack: Path, threads: int) -> tuple[Served, tuple[Assignment, ...]]:
-    layer = Pack.open(pack).layout(0)
-    share = NodeShare(Share(0, layer.matrix("o").units), Share(0, layer.matrix("down").units))
     served = Served(pack.absolute(), "", "f32", 128, 128)
-    return served, (Assignment("", share, threads, 0, ""),)
+    return served, (Assignment("", Pack.open(pack).whole, threads, 0, ""),)
 
 
 def start(served: Served, assignments: tuple[Assignment, ...]) -> float:

@@ -180,7 +180,8 @@ def _replay(
         return GivenSampler(sampler, answers[request.id])
 
     nodes = 1 if case.link is None else 2
-    shape = LayerShape(config.num_heads, config.num_kv_heads, -(-config.intermediate_size // 128))
+    tiles = -(-config.intermediate_size // 128)
+    shape = LayerShape(config.num_heads, config.num_kv_heads, tiles, config.num_layers)
     with ExitStack() as stack:
         cluster = stack.enter_context(
             InProcessCluster(

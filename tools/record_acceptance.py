@@ -125,7 +125,8 @@ def record(model: PreparedModel, task: Task) -> tuple[tuple[int, ...], tuple[int
         return Replacing(sampler, replaced)
 
     config = model.config
-    shape = LayerShape(config.num_heads, config.num_kv_heads, -(-config.intermediate_size // 128))
+    tiles = -(-config.intermediate_size // 128)
+    shape = LayerShape(config.num_heads, config.num_kv_heads, tiles, config.num_layers)
     shares = partition(shape, [ShareWeight(1, 1)])
     with InProcessCluster(model.pack.path, shares, capacity_tokens=CONTEXT, sampler_of=sampler_of) as cluster:
         answer = tuple(event.token for event in cluster.generate(request) if isinstance(event, Token))

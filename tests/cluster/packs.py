@@ -63,7 +63,7 @@ def shares_of(folder: Path, shares: str) -> tuple[NodeShare, ...]:
 def split_of(config: ModelConfig, shares: str) -> tuple[NodeShare, ...]:
     kv_heads = min(layer.attention.kv_heads for layer in config.layers)
     columns = min(layer.ffn.columns for layer in config.layers)
-    shape = LayerShape(config.num_heads, kv_heads, -(-columns // 128))
+    shape = LayerShape(config.num_heads, kv_heads, -(-columns // 128), config.num_layers)
     weights: tuple[ShareWeight, ...] = parse_shares(shares, shares.count(",") + 1)
     return partition(shape, weights)
 

@@ -201,6 +201,6 @@ def test_kept_types_give_golden_logits_for_every_split_and_instruction_set(
     several_sets(AVAILABLE, (1, 2))
     for shares in ("1", "1,1", "3,1", "1,0:1", "1,5,2", "1,1,1,1,1"):
         weights = parse_shares(shares, shares.count(",") + 1)
-        cluster = InProcessCluster(pack.path, partition(LayerShape(8, 2, 4), weights))
+        cluster = InProcessCluster(pack.path, partition(LayerShape(8, 2, 4, 2), weights))
         found = hashlib.sha256(logits_of(cluster, range(3, 60)).numpy().astype("<f4").tobytes()).hexdigest()
         assert found[:16] == GOLDEN_OF_TYPES[kind], (kind, shares)

@@ -83,7 +83,9 @@ class Change:
 
         def holders(names: Sequence[str], shares: Sequence[NodeShare]) -> list[KVHolder]:
             pairs = zip(names, shares, strict=True)
-            return [KVHolder(name, kv_share(share.attention, config.group_size)) for name, share in pairs]
+            return [
+                KVHolder(name, kv_share(share.along("attention"), config.group_size)) for name, share in pairs
+            ]
 
         self.moves: KVMoves = plan_moves(
             holders(machines, self._before), holders(machines_after, self._after)

@@ -224,7 +224,7 @@ class InProcessCluster:
 
     def _transfer_of(self, engine: Engine, rank: int) -> KVTransfer:
         store = SnapshotStore(self._folders[rank], b"key") if self._folders else None
-        return KVTransfer(engine, self._shares[rank].attention, store, ())
+        return KVTransfer(engine, self._shares[rank].along("attention"), store, ())
 
     def _engine(self, rank: int) -> Engine:
         share = self._shares[rank]

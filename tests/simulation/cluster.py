@@ -11,7 +11,7 @@ from unittest.mock import patch
 from tests.simulation import formula
 from tests.simulation.clients import Client
 from tests.simulation.machines import SimulatedAgent, SimulatedNode
-from tests.unit.master.stories import SERVED, Story, assignments_of
+from tests.unit.master.stories import SERVED, SHAPE, Story, assignments_of
 from tpiedge.errors import ResourceError, TpiedgeError
 from tpiedge.master.assignments import Assignments, Served
 from tpiedge.master.reconciler import RECOVERY_GRACE_S, NotServing
@@ -20,7 +20,7 @@ from tpiedge.master.roster import Machine
 from tpiedge.master.session import Phase
 from tpiedge.master.turns import Hosted
 from tpiedge.master.workers import LONGEST_S
-from tpiedge.pack.share import NodeShare, Share
+from tpiedge.pack.share import Share
 from tpiedge.planner.capacity import SpareReason
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.wire.control import Token
@@ -223,7 +223,7 @@ class Cluster(Story):
         ends = [round(_UNITS * sum(weights[:rank]) / sum(weights)) for rank in range(len(weights) + 1)]
         shares = [Share(*ends[rank : rank + 2]) for rank in range(len(weights))]
         parts = tuple(
-            replace(part, share=NodeShare(share, share), weight_bytes=PACKS.index(pack))
+            replace(part, share=SHAPE.share(share, share), weight_bytes=PACKS.index(pack))
             for part, share in zip(assignments_of(*fit), shares, strict=True)
         )
         return Assignments(parts, small, 1.0 / (1 + len(fit)))

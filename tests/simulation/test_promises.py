@@ -154,7 +154,7 @@ def test_master_node_out_of_memory_shrinks_its_share(trio: Cluster, monkeypatch:
 
     def parts() -> list[int]:
         ready = trio.master._sessions.ready
-        return [] if ready is None else [len(one.share.attention) for one in ready.assignments]
+        return [] if ready is None else [len(one.share.along("attention")) for one in ready.assignments]
 
     assert parts() == [8, 8, 8]
     slot = NodeSlot(2, MemoryOffer(own.memory_bytes), lambda: own.usable_bytes, trio.clock, print)

@@ -243,7 +243,7 @@ def demo(
     rows = [
         [
             str(node.rank),
-            f"{counted(len(share.attention), 'head')}, {counted(len(share.ffn), 'FFN tile')}",
+            f"{counted(len(share.along('attention')), 'head')}, {counted(len(share.along('ffn')), 'FFN tile')}",
             *(format_bytes(count) for count in (node.peak_rss_bytes, node.bytes_sent)),
             *(format_seconds(seconds) for seconds in (node.compute_s, node.reduce_wait_s)),
         ]

@@ -81,7 +81,7 @@ def kv_cache(
 ) -> KVCache:
     """Makes a node's KV cache. Raises OutOfMemory."""
     layers = [
-        LayerKV(len(kv_share(share.attention, one.group_size)), KVFormat(kv, one.width))
+        LayerKV(len(kv_share(share.along("attention"), one.group_size)), KVFormat(kv, one.width))
         if one.keys_of is None
         else one.keys_of
         for one in (layer.attention for layer in config.layers)
@@ -109,15 +109,14 @@ class Engine:
         self.communicator = communicator
         self.linear = linear
         self.meter = meter
-        self._share = share
+        self._queries = share.along("attention")
         self._reduces = OverlappedReduces(communicator, meter, linear.pool)
         self._order = tuple(
             Block(layer, kind) for layer in range(config.num_layers) for kind in ("attention", "ffn")
         )
         groups = [layer.attention.group_size for layer in config.layers]
-        start, stop = share.attention.start, share.attention.stop
-        self._kv = [kv_share(share.attention, size) for size in groups]
-        self._kv_of_head = [kv_of_heads(start, stop, size) for size in groups]
+        self._kv = [kv_share(self._queries, size) for size in groups]
+        self._kv_of_head = [kv_of_heads(self._queries.start, self._queries.stop, size) for size in groups]
         tiles = [-(-layer.ffn.columns // _FFN_TILE) for layer in config.layers]
         self._ffn_tiles = [units_of(share.along("ffn"), min(tiles), own) for own in tiles]
         #: Grids of each layer's row-parallel matrices; None unless products are in int8.
@@ -278,7 +277,7 @@ class Engine:
             add_sums(x_CH, sums_CH, grid, self.linear.pool, self._end(weights, layer, "inputs"))
 
     def _attention(self, part: _ChunkPart, weights: BlockWeights, layer: int) -> Tensor | None:
-        if not len(self._share.attention):
+        if not len(self._queries):
             return None
         rows, spans, rotation = part.rows, part.spans, part.rotations[self._rotation_of[layer]]
         fused = _kept(self._attentions, layer, weights, self._new_attention)
@@ -300,7 +299,7 @@ class Engine:
             cap=factors.score_cap, pool=pool,
         )  # fmt: skip
         o_RH = weights.matrices["o"]
-        padding = o_RH.shape[0] // len(self._share.attention) - out_Cnd.shape[-1]
+        padding = o_RH.shape[0] // len(self._queries) - out_Cnd.shape[-1]
         out_CnP = functional.pad(out_Cnd, (0, padding)) if padding else out_Cnd
         return self.linear.contract(out_CnP.flatten(1), o_RH, self._grids[layer][0])
 
@@ -338,7 +337,7 @@ class Engine:
         return rope(x_Cnd, rotation.cos_Tr, rotation.sin_Tr, self.linear.pool, factor_C)
 
     def _own_heads(self, layer: int) -> Mapping[str, Share]:
-        return {"q": self._share.attention, "k": self._kv[layer], "v": self._kv[layer]}
+        return {"q": self._queries, "k": self._kv[layer], "v": self._kv[layer]}
 
     def _ffn(self, x_CH: Tensor, weights: BlockWeights, layer: int) -> Tensor | None:
         if not self._ffn_tiles[layer]:

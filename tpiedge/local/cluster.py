@@ -339,8 +339,7 @@ def plan_json(
         "threads": layout.threads_per_node,
         "shares": [
             {
-                "attention": [share.attention.start, share.attention.stop],
-                "ffn": [share.ffn.start, share.ffn.stop],
+                **{axis: [units.start, units.stop] for axis, units in share.axes.items()},
                 "weight_bytes": need.weight_bytes,
                 "kv_bytes": need.kv_bytes,
                 "predicted_bytes": need.total_bytes,

@@ -31,14 +31,6 @@ class Assignment:
     slowdown: float = field(default=1.0, compare=False)  # expected: so many times slower than measured
     planned_bytes: int = field(default=0, compare=False)  # peak memory, with the process that starts it
 
-    @property
-    def attention(self) -> f.UnitRange:
-        return self.share.attention.start, self.share.attention.stop
-
-    @property
-    def ffn(self) -> f.UnitRange:
-        return self.share.ffn.start, self.share.ffn.stop
-
 
 @dataclass(frozen=True)
 class Assignments:
@@ -91,8 +83,7 @@ class Served:
             rank=rank,
             ranks=len(plan.assignments),
             pack=self.pack_id,
-            attention=assignment.attention,
-            ffn=assignment.ffn,
+            share=assignment.share.ranges,
             planned_bytes=assignment.planned_bytes,
             heartbeat_s=timing.heartbeat_s,
             timeout_s=timing.timeout_s,
@@ -108,8 +99,7 @@ class Served:
             epoch=epoch,
             rank=rank,
             nodes=tuple(range(len(plan.assignments))),
-            attention=assignment.attention,
-            ffn=assignment.ffn,
+            share=assignment.share.ranges,
             compute=self.compute,
             threads=assignment.threads,
             capacity_tokens=self.capacity_tokens,

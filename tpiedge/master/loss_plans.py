@@ -13,7 +13,7 @@ from tpiedge.master.assignments import Assignments
 from tpiedge.master.roster import Machine
 from tpiedge.sanitise import sanitised_line
 from tpiedge.wire.epochs import Prefetch, Prefetched
-from tpiedge.wire.fields import UnitRange
+from tpiedge.wire.fields import ShareRanges
 
 _log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class LossPlans:
     _facts: object = None  # the input of the plans
     #: The losses that are still to be planned for; the shares in the plans made so far, by machine.
     _due: list[str] = field(default_factory=list)
-    _needed: dict[str, dict[tuple[UnitRange, UnitRange], None]] = field(default_factory=dict)
+    _needed: dict[str, dict[ShareRanges, None]] = field(default_factory=dict)
     _number: int = 0
     _told: dict[str, tuple[int, Prefetch]] = field(default_factory=dict)  # nonces and orders, by machine
     reports: dict[str, Prefetched] = field(default_factory=dict)
@@ -71,7 +71,7 @@ class LossPlans:
         found = plan_safely(self._plan, [one for one in machines if one.name != lost], ())
         for part in found.assignments:
             if part.machine:  # the master's own has the whole pack
-                self._needed[part.machine][part.attention, part.ffn] = None
+                self._needed[part.machine][part.share.ranges] = None
         if not self._due:
             self._order(machines)
 

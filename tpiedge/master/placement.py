@@ -126,8 +126,8 @@ def fill_slots(count: int, machines: Sequence[Machine]) -> list[Machine]:
 
 
 def _ffn_seconds(model: ModelFacts, share: NodeShare, speed: float) -> float:
-    if not share.ffn or speed <= 0:
+    if not share.along("ffn") or speed <= 0:
         return 0.0
     # The fixed cost is 0.1 to 0.5 MB of weights (measured on 0.04 to 0.4 MB).
-    nbytes = layers_bytes(model, NodeShare(Share(0, 0), share.ffn)) / (model.exchanges / 2)
+    nbytes = layers_bytes(model, model.shape.share(Share(0), share.along("ffn"))) / (model.exchanges / 2)
     return (nbytes + (1 << 18)) / speed

@@ -12,7 +12,7 @@ from tpiedge.master.request_times import RequestHistograms, Totals
 from tpiedge.master.roster import Machine, Roster
 from tpiedge.master.session import Session
 from tpiedge.master.session_manager import RankZero, SessionManager
-from tpiedge.pack.share import NodeShare, Share
+from tpiedge.pack.share import NodeShare, Share, ends
 from tpiedge.planner.capacity import SpareReason
 from tpiedge.wire.control import Stats, WorkerLink
 from tpiedge.wire.epochs import Prefetched, Preparing
@@ -99,7 +99,7 @@ class ClusterStatus:
 
 _NOTHING = Preparing(0, 0, 0, 0.0)
 _UNKNOWN = Prefetched(0, 0, 0, False, "")
-_NO_PART = Assignment("", NodeShare(Share(0, 0), Share(0, 0)), 0, 0, "")
+_NO_PART = Assignment("", NodeShare(Share(0), {}), 0, 0, "")
 _NO_LINK = LinkSpeed(0.0, 0.0)
 
 
@@ -127,8 +127,8 @@ def _own(serving: Session | None, rank_zero: RankZero) -> NodeStatus:
         name="master",
         rank=None if serving is None else 0,
         state=_state(serving, 0),
-        attention=part.attention,
-        ffn=part.ffn,
+        attention=ends(part.share.along("attention")),
+        ffn=ends(part.share.along("ffn")),
         threads=rank_zero.threads,
         memory_bytes=rank_zero.memory_bytes,
         speed=part.speed,
@@ -163,8 +163,8 @@ def _worker(
         name=machine.name,
         rank=rank,
         state=state,
-        attention=part.attention,
-        ffn=part.ffn,
+        attention=ends(part.share.along("attention")),
+        ffn=ends(part.share.along("ffn")),
         threads=offer.threads,
         memory_bytes=offer.memory_bytes,
         speed=offer.capacity.speed(int8) / machine.slowdown,

@@ -115,6 +115,6 @@ class Switching:
         links = {one.name: one.link.bytes_per_s for one in self._roster.machines if one.link is not None}
         group = session.served.group_size
         return [
-            KVHolder(one.machine, kv_share(one.share.attention, group), links.get(one.machine))
+            KVHolder(one.machine, kv_share(one.share.along("attention"), group), links.get(one.machine))
             for one in session.assignments
         ]

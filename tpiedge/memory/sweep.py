@@ -52,7 +52,7 @@ class Sweep:
     @staticmethod
     def of(pack: Pack, share: NodeShare, rank0: bool) -> "Sweep":
         """Returns a node's sweep. Raises UserError for a share beyond the model."""
-        layers = chain.from_iterable(_layer_blocks(pack, layer, share) for layer in range(pack.num_layers))
+        layers = chain.from_iterable(_layer_blocks(pack, layer, share) for layer in share.layers)
         head = _head_blocks(pack) if rank0 else ()
         return Sweep(dict(chain(layers, head)))
 

@@ -208,7 +208,7 @@ class _AlikeLayers:
     @staticmethod
     def of(model: ModelConfig) -> "_AlikeLayers | None":
         attention, ffn = model.first.attention, model.first.ffn
-        if attention.rope is None or ffn.activation != "silu":
+        if attention.rope is None or attention.rope.kind == "longrope" or ffn.activation != "silu":
             return None
         return _AlikeLayers(
             model.model_type,

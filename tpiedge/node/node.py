@@ -41,7 +41,7 @@ from tpiedge.node.data_plane import DataPlane, join_data_plane, route, worker_li
 from tpiedge.pack.grids import check_exponents
 from tpiedge.pack.manifest import TEXT_FOLDER
 from tpiedge.pack.reader import Pack
-from tpiedge.pack.share import NodeShare, Share
+from tpiedge.pack.share import NodeShare
 from tpiedge.planner.arithmetic import check_compute, check_native
 from tpiedge.tracing.tracer import Tracer
 from tpiedge.transport.endpoint import CONTROL
@@ -97,9 +97,11 @@ class Node:
             functools.partial(self._expect, c.Connect, "the addresses of the other nodes", _ASSIGN_S),
             self._resources,
         )
-        engine = self._build(assign, plane.communicator)
+        pack = Pack.open(Path(own.pack))
+        share = pack.share_of(assign.share)
+        engine = self._build(assign, pack, share, plane.communicator)
         store = SnapshotStore(Path(own.snapshots), bytes.fromhex(own.snapshot_key)) if own.snapshots else None
-        transfer = KVTransfer(engine, Share(*assign.attention), store, (__version__, assign.kv), self._moved)
+        transfer = KVTransfer(engine, share.along("attention"), store, (__version__, assign.kv), self._moved)
         restored = None if assign.snapshot is None else transfer.restore(assign.snapshot)
         if store is not None:
             try:  # snapshots of the previous epoch that no node read
@@ -157,12 +159,10 @@ class Node:
             return command
         raise Cancelled("the master ended this node")
 
-    def _build(self, assign: c.Assign, communicator: Communicator) -> Engine:
-        pack = Pack.open(Path(self._bootstrap.pack))
+    def _build(self, assign: c.Assign, pack: Pack, share: NodeShare, communicator: Communicator) -> Engine:
         check_compute(pack.precision, assign.compute)
         check_native(pack.precision, assign.compute, assign.kv)
         check_exponents(assign.grids, pack if assign.compute == "int8" else None)
-        share = NodeShare(Share(*assign.attention), Share(*assign.ffn))
         config = config_of_pack(pack)
         cache = kv_cache(config, share, assign.kv, assign.sequences, assign.capacity_tokens)
         self._weights = NodeWeights(

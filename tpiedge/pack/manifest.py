@@ -23,8 +23,9 @@ TEXT_FOLDER = "text"
 """The folder of a model's config, tokenizer and template."""
 MAX_MANIFEST_BYTES = 16 << 20  # 1024 layers take 3 MB
 _FORMAT = "tpiedge-pack"
-# Packs with quantised matrices have version 2 since kernels/panels.py interleaves scales and codes.
-_VERSION, _QUANTISED_VERSION = 1, 2
+# Packs with quantised matrices have version 2 since kernels/panels.py interleaves scales and codes. Packs whose config
+# lists layers have version 3, because version 1 and 2 are read by releases that know Llama's layers only.
+_VERSIONS = 1, 2, 3
 
 _BlobId = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 
@@ -62,7 +63,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ) -> "Manifest":
         return Manifest(
             format=_FORMAT,
-            version=_version(storage),
+            version=_version(spec, storage),
             precision=storage.layers,
             precisions=_Precisions(storage.embedding, storage.head) if storage.layers.quantised else UNSET,
             kept=storage.kept or UNSET,
@@ -133,23 +134,16 @@ def load_manifest(pack: Path) -> Manifest:
 
 def _parse(document: Any) -> Manifest:
     body = document.get("manifest") if isinstance(document, dict) else None
-    if (
-        not isinstance(body, dict)
-        or body.get("format") != _FORMAT
-        or body.get("version") not in (_VERSION, _QUANTISED_VERSION)
-    ):
+    if not isinstance(body, dict) or body.get("format") != _FORMAT or body.get("version") not in _VERSIONS:
         raise UserError(
-            f"not a pack of version {_VERSION} or {_QUANTISED_VERSION}: pack again with this tpiedge"
+            f"not a pack of version 1 to {_VERSIONS[-1]}: pack again with this tpiedge, or install the one that made it"
         )
     if document.get("checksum") != _checksum(body):
         raise UserError("the checksum differs, so the file is damaged: delete the pack and pack again")
     found = msgspec.convert(body, Manifest)
     spec, storage, layers = found.spec, found.storage, found.blobs.layers
-    if found.version != _version(storage):
-        raise UserError(
-            f"a pack of version {found.version}, where {storage.layers.value} has {_version(storage)}: "
-            "pack again with this tpiedge"
-        )
+    if found.version != (right := _version(spec, storage)):
+        raise UserError(f"a pack of version {found.version}, not {right}: pack again with this tpiedge")
     if spec.tied and storage.embedding is not storage.head:
         raise UserError("two precisions for an embedding that is the head, too: pack again")
     known = {matrix.source for layer in spec.layers for matrix in layer.matrices}
@@ -164,8 +158,8 @@ def _parse(document: Any) -> Manifest:
     return found
 
 
-def _version(storage: Storage) -> int:
-    return _QUANTISED_VERSION if storage.layers.quantised else _VERSION
+def _version(spec: ModelSpec, storage: Storage) -> int:
+    return 3 if "layers" in spec.config else 2 if storage.layers.quantised else 1
 
 
 def _checksum(body: Mapping[str, JSON]) -> str:

@@ -10,13 +10,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
-from tpiedge.errors import IntegrityError, UserError
+from tpiedge.errors import IntegrityError, ProtocolError, UserError
 from tpiedge.pack.files import OpenFile, try_flock
 from tpiedge.pack.hashes import HashTable
-from tpiedge.pack.layout import BlobLayout, HashedRange, share_of_matrix
+from tpiedge.pack.layout import AXES, BlobLayout, HashedRange, share_of_matrix
 from tpiedge.pack.manifest import BLOB_FOLDER, MANIFEST_NAME, load_manifest, manifest_bytes, pack_id
 from tpiedge.pack.share import Axis, NodeShare, Share
 from tpiedge.pack.specs import JSON, BlobKey, Precision
+from tpiedge.wire.fields import ShareRanges
 
 
 class Pack:
@@ -85,13 +86,13 @@ class Pack:
 
     @cached_property
     def whole(self) -> NodeShare:
-        """All units of each axis: as many as in the layer that has fewest of them."""
+        """All layers, and all units of each axis: as many as in the layer that has fewest of them."""
 
         def units(axis: Axis) -> Share:
             blocks = (self.layout(layer).block(axis) for layer in range(self.num_layers))
             return Share(min((max(matrix.units for matrix in block) for block in blocks if block), default=0))
 
-        return NodeShare(units("attention"), units("ffn"))
+        return NodeShare(Share(self.num_layers), {axis: units(axis) for axis in AXES})
 
     @cached_property
     def q4_nbytes(self) -> int:
@@ -120,6 +121,17 @@ class Pack:
         """Reads a blob's table of hashes. Raises UserError, ReadFault, IntegrityError."""
         path = self.blob_path(key).with_suffix(".hashes")
         return HashTable.load(path, self.layout(key), self.blob_id(key))
+
+    def share_of(self, ranges: ShareRanges) -> NodeShare:
+        """Reads a share. Raises ProtocolError unless it has all layers, and only units that the pack has."""
+        start, stop = ranges.layers
+        if (start, stop) != (0, self.num_layers):
+            raise ProtocolError(f"the plan has layers [{start}, {stop}), a node has all {self.num_layers}")
+        known, given = {str(axis): len(units) for axis, units in self.whole.axes.items()}, dict(ranges.axes)
+        for axis, (start, stop) in given.items():
+            if stop > (most := known.get(axis, 0)):
+                raise ProtocolError(f"the plan has units [{start}, {stop}) of {axis!r:.40}, the model {most}")
+        return NodeShare(self.whole.layers, {axis: Share(*given.get(axis, (0, 0))) for axis in AXES})
 
     def share_ranges(self, layer: int, share: NodeShare) -> list[HashedRange]:
         """Returns the ranges of a layer that a node of `share` needs."""

@@ -39,7 +39,8 @@ _IN_USE = "in-use"
 
 @dataclass(frozen=True)
 class PackUsage:
-    """A pack in the store. `full_bytes` counts all layers. `used_at` is in seconds since 1970."""
+    """A pack in the store. `full_bytes` counts all layers. `used_at` is in seconds since 1970. Of a pack that this
+    tpiedge cannot read, `layers` is 0 and `precision` is "?"."""
 
     id: str
     layers: int
@@ -190,18 +191,20 @@ class ShardStore:
             folder = self._folder_of(identity)
             in_use = folder / _IN_USE
             with contextlib.suppress(TpiedgeError, OSError):
-                pack = Pack(folder)
-                usage = PackUsage(
-                    identity,
-                    pack.num_layers,
-                    pack.precision.value,
-                    sum(allocated_bytes(pack.blob_path(layer)) for layer in pack.unique_layers),
-                    sum(pack.layout(layer).nbytes for layer in pack.unique_layers),
-                    (in_use if in_use.exists() else folder).stat().st_mtime,
-                    in_use.exists() and FileLock(in_use).is_held(),
-                )
-                found.append(usage)
+                held = sum(allocated_bytes(self._blobs / blob) for blob in self._blob_ids(identity))
+                facts = 0, "?", held, held
+                with contextlib.suppress(UserError):
+                    pack = Pack(folder)
+                    full = sum(pack.layout(layer).nbytes for layer in pack.unique_layers)
+                    facts = pack.num_layers, pack.precision.value, held, full
+                used_at = (in_use if in_use.exists() else folder).stat().st_mtime
+                is_held = in_use.exists() and FileLock(in_use).is_held()
+                found.append(PackUsage(identity, *facts, used_at, is_held))
         return found
+
+    def _blob_ids(self, identity: str) -> set[str]:
+        """Returns the pack's blobs, and perhaps other ids. The manifest may have any version."""
+        return set(_ID.findall(manifest_bytes(self._folder_of(identity)).decode(errors="replace")))
 
     def _held_bytes(self) -> int:
         return sum(allocated_bytes(entry) for entry in self._blobs.iterdir())
@@ -218,10 +221,7 @@ class ShardStore:
     def _remove(self, identity: str) -> bool:
         if not self._discard(identity):
             return False
-        kept: set[str] = set()
-        for other in filter(self.has, self.pack_ids):
-            pack = Pack(self._folder_of(other))
-            kept.update(pack.blob_id(key) for key in pack.unique_keys)
+        kept = {blob for other in filter(self.has, self.pack_ids) for blob in self._blob_ids(other)}
         for entry in self._blobs.iterdir():
             if entry.name.lstrip(".")[:64] not in kept:
                 entry.unlink(missing_ok=True)

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from tpiedge.errors import InternalError
 from tpiedge.kernels.shared_library import NO_ISA
-from tpiedge.pack.share import NodeShare, Share
+from tpiedge.pack.share import Share
 from tpiedge.planner.fractions import Bound, node_bound, pinned_limit
 from tpiedge.planner.needs import Infeasible, ModelFacts, layers_bytes, smallest_bytes
 from tpiedge.planner.prediction import MachineFacts, least_step_s, measured, predict, without_idle
@@ -142,7 +142,7 @@ class _Candidates:
         if len(members) - 1 < self.min_workers or isinstance(plan, Infeasible):
             return None
         shares = enumerate(plan.shares)
-        busy = [rank for rank, share in shares if rank == 0 or share.attention or share.ffn]
+        busy = [rank for rank, share in shares if rank == 0 or any(share.axes.values())]
         if self.min_workers < len(busy) < len(members):
             members = [members[rank] for rank in busy]
             plan = without_idle(self.model, _pick(self.machines, members), plan, busy)
@@ -222,9 +222,9 @@ def without_native(model: ModelFacts, isa: str) -> SpareReason | None:
 
 def too_small(model: ModelFacts, machine: MachineFacts) -> SpareReason | None:
     """Refuses a worker whose memory is too small for any part. Otherwise returns None."""
-    shape, nothing = model.shape, Share(0, 0)
-    last_tile = NodeShare(nothing, Share(shape.ffn_tiles - 1, shape.ffn_tiles))  # which may be a short one
-    kv_head = NodeShare(Share(0, shape.group_size), nothing)
+    shape, nothing = model.shape, Share(0)
+    last_tile = shape.share(nothing, Share(shape.ffn_tiles - 1, shape.ffn_tiles))  # which may be a short one
+    kv_head = shape.share(Share(shape.group_size), nothing)
     least = min(smallest_bytes(model, 1, share, machine) for share in (last_tile, kv_head))
     if machine.memory_bytes is None or machine.memory_bytes >= least:
         return None
@@ -239,7 +239,7 @@ def master_too_small(
     model: ModelFacts, machine: MachineFacts, weights: Sequence[ShareWeight] | None
 ) -> str | None:
     """Returns why the master's memory is too small, or None. `weights` are the weights of --shares."""
-    nothing = NodeShare(Share(0, 0), Share(0, 0))
+    nothing = model.shape.share(Share(0), Share(0))
     share = nothing if weights is None else partition(model.shape, weights)[0]
     least = smallest_bytes(model, 0, share, machine)
     if machine.memory_bytes is None or machine.memory_bytes >= least:

@@ -24,11 +24,12 @@ _REMEDY = "raise its memory limit or shorten the context"
 
 @dataclass(frozen=True)
 class LayerShape:
-    """The units that nodes divide. `kv_heads`: KV heads of the layer that has fewest."""
+    """The layers, and the units that nodes divide. `kv_heads`: KV heads of the layer that has fewest."""
 
     heads: int
     kv_heads: int
     ffn_tiles: int
+    layers: int
 
     @property
     def group_size(self) -> int:
@@ -36,7 +37,11 @@ class LayerShape:
 
     @cached_property
     def whole(self) -> NodeShare:
-        return NodeShare(Share(self.heads), Share(self.ffn_tiles))
+        return self.share(Share(self.heads), Share(self.ffn_tiles))
+
+    def share(self, heads: Share, tiles: Share) -> NodeShare:
+        """Returns a share of all layers."""
+        return NodeShare(Share(self.layers), {"attention": heads, "ffn": tiles})
 
 
 @dataclass(frozen=True)
@@ -50,7 +55,7 @@ class MatrixFacts:
     last_bytes: int
 
     def nbytes(self, shape: LayerShape, share: NodeShare) -> int:
-        held = units_of(share.along(self.axis), len(shape.whole.along(self.axis)), self.units)
+        held = units_of(share.along(self.axis), len(shape.whole.axes[self.axis]), self.units)
         shorter = self.unit_bytes - self.last_bytes if held and held.stop == self.units else 0
         return len(held) * self.unit_bytes - shorter
 
@@ -177,10 +182,14 @@ def model_facts(pack: Pack, *, compute: Compute, kv: KVPrecision) -> ModelFacts:
         kept[matrix.units] += stored.part_bytes(page_tokens)
     replicated = sum(matrix.nbytes for layout in layouts for matrix in layout.block(None))
     key, head = pack.head_matrix
-    head_layout, embedding, heads = pack.layout(key), pack.layout("embedding"), len(pack.whole.attention)
+    head_layout, embedding, heads = (
+        pack.layout(key),
+        pack.layout("embedding"),
+        len(pack.whole.along("attention")),
+    )
     projections = embedding.block(None)
     return ModelFacts(
-        shape=LayerShape(heads, min(kept, default=heads), len(pack.whole.ffn)),
+        shape=LayerShape(heads, min(kept, default=heads), len(pack.whole.along("ffn")), pack.num_layers),
         blocks=blocks,
         kv=kept,
         kv_page_tokens=page_tokens,
@@ -223,8 +232,9 @@ def whole_need(model: ModelFacts, rank: int, share: NodeShare, node: NodeFacts) 
 
 
 def kv_bytes(model: ModelFacts, share: NodeShare) -> int:
-    pages, heads = -(-model.capacity_tokens // model.kv_page_tokens), model.shape.heads
-    return pages * sum(len(units_of(share.attention, heads, own)) * size for own, size in model.kv.items())
+    pages, queries = -(-model.capacity_tokens // model.kv_page_tokens), share.along("attention")
+    held = (len(units_of(queries, model.shape.heads, own)) * size for own, size in model.kv.items())
+    return pages * sum(held)
 
 
 def layers_bytes(model: ModelFacts, share: NodeShare) -> int:

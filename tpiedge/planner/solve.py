@@ -98,7 +98,7 @@ def partition(shape: LayerShape, weights: Sequence[ShareWeight]) -> tuple[NodeSh
     cut = heads_per_cut(shape, attention)
     counts = [cut * cuts for cuts in apportion(attention, shape.heads // cut)]
     ffn = apportion([weight.ffn for weight in weights], shape.ffn_tiles)
-    return tuple(map(NodeShare, intervals(counts), intervals(ffn)))
+    return tuple(map(shape.share, intervals(counts), intervals(ffn)))
 
 
 def heads_per_cut(shape: LayerShape, weights: Sequence[float]) -> int:
@@ -225,7 +225,7 @@ def _fit_whole_units(
         attention = _fit_attention(shape, [part if part >= least else 0 for part in parts], has_room)
         tiles = attention and _fit_ffn(shape, parts, attention, has_room)
         if attention and tiles:
-            return tuple(map(NodeShare, attention, tiles))
+            return tuple(map(shape.share, attention, tiles))
     return None
 
 
@@ -235,7 +235,7 @@ def _fit_attention(shape: LayerShape, weights: Sequence[float], has_room: _HasRo
     def fits(rank: int, count: int) -> bool:
         # Heads from the last of a group on cover the most KV heads: wherever the cuts fall, no more is needed.
         start = min(shape.group_size - cut, shape.heads - count * cut)
-        return has_room(rank, NodeShare(Share(start, start + count * cut), Share(0, 0)))
+        return has_room(rank, shape.share(Share(start, start + count * cut), Share(0)))
 
     counts = apportion_within(weights, shape.heads // cut, partial(_most, fits))
     return None if counts is None else intervals([cut * count for count in counts])
@@ -248,7 +248,7 @@ def _fit_ffn(
 
     def fits(rank: int, count: int) -> bool:
         start = shape.ffn_tiles - count if rank == last else 0  # the last tile may be a short one
-        return has_room(rank, NodeShare(attention[rank], Share(start, start + count)))
+        return has_room(rank, shape.share(attention[rank], Share(start, start + count)))
 
     counts = apportion_within(weights, shape.ffn_tiles, partial(_most, fits))
     return None if counts is None else intervals(counts)

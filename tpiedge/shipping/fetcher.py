@@ -20,14 +20,14 @@ from tpiedge.pack.layout import HashedRange
 from tpiedge.pack.manifest import MAX_MANIFEST_BYTES
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.shard_copy import LayerRanges, ShardCopy, ranges_nbytes
-from tpiedge.pack.share import NodeShare, Share
+from tpiedge.pack.share import NodeShare
 from tpiedge.pack.store import ShardStore
 from tpiedge.progress import ProgressCallback
 from tpiedge.shipping.window import LEAST_CHUNK, FileBytes, RequestWindow
 from tpiedge.transport.endpoint import Endpoint
 from tpiedge.transport.zeromq import ZmqSpoke
 from tpiedge.wire.epochs import Prefetch, Prepare
-from tpiedge.wire.fields import rate_of
+from tpiedge.wire.fields import ShareRanges, rate_of
 
 FILES_HUB = "files"
 
@@ -42,7 +42,7 @@ def fetch(
     spoke: Endpoint,
     store: ShardStore,
     identity: str,
-    share: NodeShare,
+    wanted: ShareRanges,
     progress: ProgressCallback = lambda _done, _total: None,
     *,
     local: Sequence[Pack] = (),
@@ -51,7 +51,7 @@ def fetch(
     sync_bytes: int = 64 << 20,
     clock: Clock | None = None,
 ) -> ShardCopy:
-    """Links blobs of the `local` packs, then fetches the missing ranges of `share`. The caller closes the returned
+    """Links blobs of the `local` packs, then fetches the missing ranges of `wanted`. The caller closes the returned
     copy. `evict` allows deleting unused packs. Raises PeerError, DiskFull, UserError, Cancelled, EndpointClosed."""
     clock = clock or MonotonicClock()
     window = RequestWindow(spoke, identity, clock, stopped)
@@ -59,6 +59,7 @@ def fetch(
         store.adopt_manifest(_manifest(window), identity)
     copy = store.open(identity)
     try:
+        share = copy.pack.share_of(wanted)
         with FileLock(copy.path / "fetching") as lock:
             lock.wait_alone(3600.0, f"the pack {identity[:12]} is being fetched", stopped)
             for pack in local:
@@ -182,14 +183,14 @@ class Provision:
 
     def fetch(self, order: Prepare, report: Report, cancelled: threading.Event, *, verify: bool) -> ShardCopy:
         """Fetches the ordered share. The caller closes the copy. `verify` checks the disk first."""
-        share = NodeShare(Share(*order.attention), Share(*order.ffn))
         with self._locked(cancelled):
             if verify and self._store.has(order.pack):
                 with self._store.open(order.pack) as copy:
-                    copy.mark_missing(copy.verify(share, fast=True))
+                    copy.mark_missing(copy.verify(copy.pack.share_of(order.share), fast=True))
             with self._connect() as spoke:
                 told = _rated(report, self._clock)  # its seconds count from here
-                copy = self._fetch(spoke, self._store, order.pack, share, told, stopped=cancelled.is_set)
+                place = spoke, self._store, order.pack, order.share
+                copy = self._fetch(*place, told, stopped=cancelled.is_set)
         if copy.id not in self._told:
             self._told.add(copy.id)
             for pack in self._local:
@@ -205,11 +206,10 @@ class Provision:
         """Fetches the shares that fit without eviction. Raises DiskFull at the end if some did not fit."""
         full: DiskFull | None = None
         with self._locked(cancelled), self._connect() as spoke:
-            for attention, ffn in order.shares:
-                share = NodeShare(Share(*attention), Share(*ffn))
-                place = spoke, self._store, order.pack
+            for share in order.shares:
+                place = spoke, self._store, order.pack, share
                 try:
-                    self._fetch(*place, share, evict=False, stopped=cancelled.is_set).close()
+                    self._fetch(*place, evict=False, stopped=cancelled.is_set).close()
                 except DiskFull as error:  # other shares may need less
                     full = error
         if full is not None:

@@ -33,8 +33,7 @@ class Assign(f.NodeMessage, frozen=True, tag=33):
     listens for nodes of higher ranks."""
 
     nodes: Annotated[tuple[f.Rank, ...], Meta(max_length=f.MAX_NODES)]
-    attention: f.UnitRange
-    ffn: f.UnitRange
+    share: f.ShareRanges
     compute: f.Compute
     threads: f.U32
     capacity_tokens: f.U32  # positions of all requests

@@ -57,8 +57,7 @@ class Prepare(f.NodeMessage, frozen=True, tag=97):
 
     ranks: f.U32  # how many ranks the plan has
     pack: PackId
-    attention: f.UnitRange
-    ffn: f.UnitRange
+    share: f.ShareRanges
     planned_bytes: f.U64  # the plan's limit for node and agent
     heartbeat_s: f.Seconds
     timeout_s: f.Seconds
@@ -124,12 +123,12 @@ class MasterPulse(f.EpochMessage, frozen=True, tag=103):
 
 
 class Prefetch(f.EpochMessage, frozen=True, tag=111):
-    """Master to agent: from now on prefetch only these shares (attention, ffn), while the cluster is at rest and the
-    disk has room."""
+    """Master to agent: from now on prefetch only these shares, while the cluster is at rest and the disk has
+    room."""
 
     number: f.U32
     pack: PackId
-    shares: Annotated[tuple[tuple[f.UnitRange, f.UnitRange], ...], Meta(max_length=f.MAX_NODES)]
+    shares: Annotated[tuple[f.ShareRanges, ...], Meta(max_length=f.MAX_NODES)]
 
 
 class Prefetched(f.EpochMessage, frozen=True, tag=112):

@@ -75,6 +75,7 @@ Key = Annotated[str, Meta(max_length=40)]
 """A CURVE public key in Z85, or empty."""
 GridExponents = Annotated[tuple[I8, ...], Meta(min_length=2, max_length=4)]
 UnitRange = tuple[U32, U32]
+"""A half-open interval."""
 Compute = Literal["f32", "bf16", "int8"]
 """The arithmetic of products with weights: int8 only where weights are quantised, bf16 only where not."""
 KVPrecision = Literal["f32", "bf16", "q8", "q4"]
@@ -111,6 +112,20 @@ class WeightMemory(Wire, frozen=True):
     ring_bytes: U64  # 0: the node's choice
     pin: Pin
     direct: bool  # no page cache
+
+
+class ShareRanges(Wire, frozen=True):
+    """A node's layers, and its units along each axis of which it has some."""
+
+    layers: UnitRange
+    axes: Annotated[tuple[tuple[Name, UnitRange], ...], Meta(max_length=8)]
+
+    def __post_init__(self) -> None:
+        if len(dict(self.axes)) < len(self.axes):
+            raise ValueError("a share names an axis twice")
+        for name, (start, stop) in (("layers", self.layers), *self.axes):
+            if start >= stop:
+                raise ValueError(f"a share has the empty range [{start}, {stop}) of {name!r:.40}")
 
 
 class Keeping(Wire, frozen=True):

@@ -8,14 +8,16 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from tpiedge.lab.random_weights import RandomSource
 from tpiedge.pack.manifest import manifest_bytes, pack_id
 from tpiedge.pack.reader import Pack
-from tpiedge.pack.share import NodeShare, Share
+from tpiedge.pack.share import NodeShare
 from tpiedge.pack.specs import BlobSpec, MatrixSpec, ModelSpec, Precision, VectorSpec
 from tpiedge.pack.writer import write_pack
+from tpiedge.planner.needs import LayerShape
 from tpiedge.shipping.server import ShipServer
 from tpiedge.transport.endpoint import FILES, Buffer, Envelope
 from tpiedge.transport.keys import CurveKeys
@@ -26,6 +28,7 @@ from tpiedge.wire.data import Fetch, FileChunk
 HIDDEN, FFN, HEAD_DIM, LAYERS = 256, 1024, 32, 4
 HEADS, TILES = HIDDEN // HEAD_DIM, FFN // 128
 WORKERS = 3
+SHAPE = LayerShape(HEADS, HEADS, TILES, LAYERS)
 
 
 def _layer(number: int) -> BlobSpec:
@@ -146,8 +149,7 @@ def start_worker(master: Master, tmp_path: Path) -> Iterator[Callable[..., subpr
             "name": f"worker-{number}",
             "pack": master.identity,
             "store": str(store),
-            "attention": [share.attention.start, share.attention.stop],
-            "ffn": [share.ffn.start, share.ffn.stop],
+            "share": msgspec.to_builtins(share.ranges),
             "sync_bytes": 1 << 20,
             **order,
         }
@@ -164,4 +166,4 @@ def start_worker(master: Master, tmp_path: Path) -> Iterator[Callable[..., subpr
 
 @pytest.fixture
 def whole() -> NodeShare:
-    return NodeShare(Share(0, HEADS), Share(0, TILES))
+    return SHAPE.whole

@@ -10,12 +10,14 @@ import signal
 import sys
 from pathlib import Path
 
-from tpiedge.pack.share import NodeShare, Share
+import msgspec
+
 from tpiedge.pack.store import ShardStore
 from tpiedge.shipping.fetcher import fetch
 from tpiedge.transport.endpoint import FILES
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.transport.zeromq import ZmqSpoke
+from tpiedge.wire.fields import ShareRanges
 
 LINK_S = 5.0
 
@@ -40,7 +42,7 @@ def live(order: dict, end: int) -> None:
 
     dying: list[bool] = []
     keys = CurveKeys(*order["keys"])
-    share = NodeShare(Share(*order["attention"]), Share(*order["ffn"]))
+    share = msgspec.convert(order["share"], ShareRanges)
     with ZmqSpoke(
         order["address"], order["master"], keys, order["name"], hub_name="master", plane=FILES
     ) as spoke:

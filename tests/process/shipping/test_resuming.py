@@ -56,7 +56,7 @@ def test_shipment_resumes_after_a_power_cut_at_any_moment(master, pack, whole, t
             disks.append(disk_after_power_cut(store.folder, tmp_path / f"disk-{len(disks)}"))
 
     with master.spoke() as spoke:
-        fetch(spoke, store, master.identity, whole, progress, sync_bytes=1 << 18).close()
+        fetch(spoke, store, master.identity, whole.ranges, progress, sync_bytes=1 << 18).close()
         assert len(disks) == POWER_CUTS
         held = 0
         for disk in disks:
@@ -66,7 +66,7 @@ def test_shipment_resumes_after_a_power_cut_at_any_moment(master, pack, whole, t
                 assert held <= (held := held_bytes(copy, whole)) < total
                 fill_with_junk(copy)
             before = master.shipped()
-            fetch(spoke, rest, master.identity, whole).close()
+            fetch(spoke, rest, master.identity, whole.ranges).close()
             assert master.shipped() - before == total - held
             check_whole(rest, master, whole)
     assert held > total // 2
@@ -119,7 +119,7 @@ def test_shipment_resumes_after_a_master_restart(master, pack, whole, tmp_path):
     try:
         with (
             master.spoke() as spoke,
-            fetch(spoke, ShardStore(tmp_path), master.identity, whole, progress) as copy,
+            fetch(spoke, ShardStore(tmp_path), master.identity, whole.ranges, progress) as copy,
         ):
             assert copy.missing(whole) == copy.verify(whole) == {}
     finally:

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.process.shipping.conftest import SHAPE
 from tests.process.shipping.shares import check_equal, ended, share_bytes
 from tpiedge.errors import DiskFull, PeerError
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.shard_copy import ranges_nbytes
-from tpiedge.pack.share import NodeShare, Share
+from tpiedge.pack.share import Share
 from tpiedge.pack.store import ShardStore
 from tpiedge.shipping.fetcher import fetch
 from tpiedge.shipping.server import ShipServer
@@ -24,7 +25,7 @@ ANSWER_S = 60.0
 
 
 def test_two_workers_at_once_get_their_shares_and_nothing_else(master, start_worker, pack, tmp_path):
-    shares = [NodeShare(Share(0, 3), Share(2, 8)), NodeShare(Share(3, 8), Share(0, 2))]
+    shares = [SHAPE.share(Share(0, 3), Share(2, 8)), SHAPE.share(Share(3, 8), Share(0, 2))]
     started = [start_worker(n, share, tmp_path / f"store-{n}") for n, share in enumerate(shares)]
     for number, process in enumerate(started):
         assert ended(process) == {"ended": "done", "first": [0, share_bytes(pack, shares[number])]}
@@ -37,11 +38,11 @@ def test_two_workers_at_once_get_their_shares_and_nothing_else(master, start_wor
 
 def test_new_share_fetches_only_missing_parts(master, pack, tmp_path):
     store = ShardStore(tmp_path / "store")
-    small, large = NodeShare(Share(0, 2), Share(0, 4)), NodeShare(Share(0, 4), Share(0, 4))
+    small, large = (SHAPE.share(Share(count), Share(4)) for count in (2, 4))
     with master.spoke() as spoke:
-        fetch(spoke, store, master.identity, small).close()
-        fetch(spoke, store, master.identity, large).close()
-        fetch(spoke, store, master.identity, small).close()
+        fetch(spoke, store, master.identity, small.ranges).close()
+        fetch(spoke, store, master.identity, large.ranges).close()
+        fetch(spoke, store, master.identity, small.ranges).close()
     assert master.shipped() == share_bytes(pack, large)
 
 
@@ -62,7 +63,7 @@ class LyingServer(ShipServer):
 def test_a_bit_flipped_on_the_way_is_fetched_again(master, pack, whole, tmp_path):
     master.close()
     master.start(LyingServer)
-    with master.spoke() as spoke, fetch(spoke, ShardStore(tmp_path), master.identity, whole) as copy:
+    with master.spoke() as spoke, fetch(spoke, ShardStore(tmp_path), master.identity, whole.ranges) as copy:
         assert copy.missing(whole) == copy.verify(whole) == {}
     assert share_bytes(pack, whole) < master.shipped() < share_bytes(pack, whole) + (1 << 20)
 
@@ -73,7 +74,7 @@ def test_repeatedly_damaged_shipment_is_given_up(master, whole, tmp_path):
     server.lies = 1 << 30
     store = ShardStore(tmp_path)
     with master.spoke() as spoke, pytest.raises(PeerError, match=r"of layer \d arrived damaged 3 times"):
-        fetch(spoke, store, master.identity, whole)
+        fetch(spoke, store, master.identity, whole.ranges)
     with store.open(master.identity) as copy:
         assert copy.verify(whole) == {}  # what is marked is good
         assert copy.missing(whole) != {}
@@ -104,7 +105,7 @@ def test_only_layers_of_served_packs_are_sent(master, pack):
         assert isinstance(answer.message, FileChunk)
         assert bytes(answer.tensor) == pack.blob_path(0).read_bytes()[-4096:]
     with master.spoke(1) as other, pytest.raises(PeerError, match="is not served here"):
-        fetch(other, ShardStore(pack.path.parent / "none"), "0" * 64, NodeShare(Share(0, 1), Share(0, 1)))
+        fetch(other, ShardStore(pack.path.parent / "none"), "0" * 64, SHAPE.whole.ranges)
 
 
 def test_worker_that_does_not_read_delays_no_other(master, pack, whole, tmp_path):
@@ -112,7 +113,7 @@ def test_worker_that_does_not_read_delays_no_other(master, pack, whole, tmp_path
         # Far more than one may ask for; never reads.
         for number in range(100):
             greedy.send(Fetch(1, number, master.identity, "blob", pack.blob_id(number % 4), 0, 4 << 20))
-        with fetch(spoke, ShardStore(tmp_path), master.identity, whole) as copy:
+        with fetch(spoke, ShardStore(tmp_path), master.identity, whole.ranges) as copy:
             assert copy.verify(whole) == {}
         got = 0
         while greedy.recv(1.0) is not None:
@@ -156,13 +157,13 @@ def test_disk_full_during_shipment_leaves_a_valid_store(master, pack, whole, sma
 
     with master.spoke() as spoke:
         with pytest.raises(DiskFull, match="free some"):
-            fetch(spoke, store, master.identity, whole, progress)
+            fetch(spoke, store, master.identity, whole.ranges, progress)
         other.unlink()
         with store.open(master.identity) as copy:
             assert copy.verify(whole) == {}
             left = ranges_nbytes(copy.missing(whole))
             assert 0 < left < share_bytes(pack, whole)
-        with fetch(spoke, store, master.identity, whole) as copy:
+        with fetch(spoke, store, master.identity, whole.ranges) as copy:
             assert copy.missing(whole) == copy.verify(whole) == {}
 
 
@@ -170,7 +171,7 @@ def test_disk_full_during_shipment_leaves_a_valid_store(master, pack, whole, sma
 def test_shards_command_lists_limits_and_removes_packs(tpiedge, master, whole, tmp_path):
     cache = ("--cache", tmp_path)
     store = ShardStore(tmp_path / "shards")
-    with master.spoke() as spoke, fetch(spoke, store, master.identity, whole):
+    with master.spoke() as spoke, fetch(spoke, store, master.identity, whole.ranges):
         assert "in use" in tpiedge("shards", "ls", *cache).out
         refused = tpiedge("shards", "rm", master.identity[:8], *cache)
         assert (refused.status, "end the worker" in refused.err) == (2, True)

@@ -9,13 +9,15 @@ import signal
 import sys
 from pathlib import Path
 
+import msgspec
+
 from tpiedge.errors import TpiedgeError
-from tpiedge.pack.share import NodeShare, Share
 from tpiedge.pack.store import ShardStore
 from tpiedge.shipping.fetcher import fetch
 from tpiedge.transport.endpoint import FILES
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.transport.zeromq import ZmqSpoke
+from tpiedge.wire.fields import ShareRanges
 
 
 def main() -> None:
@@ -28,7 +30,7 @@ def main() -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     keys = CurveKeys(*order["keys"])
-    share = NodeShare(Share(*order["attention"]), Share(*order["ffn"]))
+    share = msgspec.convert(order["share"], ShareRanges)
     with ZmqSpoke(
         order["address"], order["master"], keys, order["name"], hub_name="master", plane=FILES
     ) as spoke:

@@ -14,8 +14,9 @@ from tpiedge.master.master import Master
 from tpiedge.master.roster import Machine
 from tpiedge.master.session_manager import RankZero
 from tpiedge.master.status import NodeStatus
-from tpiedge.pack.share import NodeShare, Share
+from tpiedge.pack.share import Share
 from tpiedge.planner.capacity import SpareReason
+from tpiedge.planner.needs import LayerShape
 from tpiedge.transport.admission import Admission
 from tpiedge.transport.endpoint import CONTROL
 from tpiedge.transport.keys import CurveKeys
@@ -24,6 +25,7 @@ from tpiedge.wire.control import Finished, Token
 from tpiedge.wire.requests import GenerationRequest
 
 SERVED = Served(Path("/pack"), "pack-1", "f32", 64, 64)
+SHAPE = LayerShape(24, 24, 24, 2)
 _BEAT_S = 0.1
 
 
@@ -35,7 +37,7 @@ def assignments_of(*machines: str) -> tuple[Assignment, ...]:
     return tuple(
         Assignment(
             machine,
-            NodeShare(Share(rank, rank + 1), Share(rank, rank + 1)),
+            SHAPE.share(Share(rank, rank + 1), Share(rank, rank + 1)),
             threads=2,
             weight_bytes=10,
             why="equal",

@@ -3,6 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fakes.clock import ManualClock
+from tests.unit.wire.golden import SHARE
 from tpiedge.errors import InternalError, OutOfMemory, PeerLost, ResourceError, TpiedgeError, UserError
 from tpiedge.launch.bootstrap import Timing
 from tpiedge.master.epoch import Epoch, EpochEvent
@@ -34,9 +35,7 @@ class Nodes:
 
     def _assign(self, rank: int) -> control.Assign:
         nodes = tuple(range(self.count))
-        return control.Assign(
-            3, rank, nodes, (0, 1), (0, 1), "f32", 1, 1, 1, 1, 0, (), ALL_PINNED, self.collective
-        )
+        return control.Assign(3, rank, nodes, SHARE, "f32", 1, 1, 1, 1, 0, (), ALL_PINNED, self.collective)
 
     def hello(self, rank: int) -> None:
         self.epoch.handle(rank, control.Hello(0, rank))

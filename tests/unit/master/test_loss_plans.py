@@ -8,6 +8,7 @@ from tpiedge.master.loss_plans import LossPlans, what_if
 from tpiedge.master.roster import Machine
 from tpiedge.units import MIB
 from tpiedge.wire.epochs import NodeEnded, Prefetch, Prefetched
+from tpiedge.wire.fields import ShareRanges
 from tpiedge.wire.probing import LinkSpeed
 
 
@@ -28,8 +29,8 @@ def machines(names: str) -> list[Machine]:
     return [Machine(name, offer(), 0.0, 0.0) for name in names]
 
 
-def shares(*places: int) -> tuple[tuple[tuple[int, int], tuple[int, int]], ...]:
-    return tuple(((place, place + 1), (place, place + 1)) for place in places)
+def shares(*places: int) -> tuple[ShareRanges, ...]:
+    return tuple(assignments_of(*"abc")[place].share.ranges for place in places)
 
 
 def plan_all(loss_plans: LossPlans, names: str, serving: str) -> None:

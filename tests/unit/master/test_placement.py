@@ -16,7 +16,7 @@ from tpiedge.units import GIB, MIB
 from tpiedge.wire.epochs import Capacity
 from tpiedge.wire.probing import LinkSpeed
 
-SHAPE = LayerShape(heads=8, kv_heads=4, ffn_tiles=16)
+SHAPE = LayerShape(heads=8, kv_heads=4, ffn_tiles=16, layers=4)
 TILE = (MIB // 3, MIB // 3, MIB - 2 * (MIB // 3))
 MODEL = alike(4, SHAPE, ((MIB // 2,) * 2, (MIB // 2,) * 2, TILE), resident_bytes=0, head_bytes=MIB)
 
@@ -64,7 +64,7 @@ def spare(found: Assignments) -> dict[str, tuple[str, str]]:
 def test_the_master_alone_takes_everything() -> None:
     (assignment,) = arranged(placement()((), ())).assignments
     assert (assignment.machine, assignment.threads, assignment.speed) == ("", 2, 1e9)
-    assert (len(assignment.share.attention), len(assignment.share.ffn)) == (8, 16)
+    assert (len(assignment.share.along("attention")), len(assignment.share.along("ffn"))) == (8, 16)
 
 
 @pytest.mark.fault("P17", "one that stays slow gets less: plans are made with the speed that it shows")
@@ -78,7 +78,7 @@ def test_plan_uses_worker_speed_for_precision_and_slowdown(
     """A processor may be fast with weights in bf16 and slow with panels, or slower than it measured."""
     worker = replace(machine(speed=3e9, panel_speed=1e9 / 3), slowdown=slowdown)
     assignments = arranged(placement(model=replace(MODEL, int8=int8))((worker,), ())).assignments
-    assert [len(assignment.share.ffn) for assignment in assignments] == tiles
+    assert [len(assignment.share.along("ffn")) for assignment in assignments] == tiles
     assert assignments[1].speed == speed
 
 
@@ -163,4 +163,4 @@ def test_shares_slots_are_filled_in_admission_order(here: str, slots: str) -> No
     machines = [replace(machine(name), place=places[name]) for name in here.split()]
     found = arranged(placement(weights=parse_shares("1,1,2", 3))(tuple(machines), ()))
     assert [one.machine for one in found.assignments[1:]] == slots.split()
-    assert [len(one.share.ffn) for one in found.assignments] == [4, 4, 8]
+    assert [len(one.share.along("ffn")) for one in found.assignments] == [4, 4, 8]

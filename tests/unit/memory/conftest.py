@@ -11,12 +11,13 @@ from tpiedge.memory.sweep import Placement, Sweep
 from tpiedge.pack.dtypes import STORED
 from tpiedge.pack.layout import Storage, storage_of
 from tpiedge.pack.reader import Pack
-from tpiedge.pack.share import NodeShare, Share
 from tpiedge.pack.specs import BlobSpec, MatrixSpec, ModelSpec, Precision, VectorSpec
 from tpiedge.pack.writer import write_pack
+from tpiedge.planner.needs import LayerShape
 
 HIDDEN, FFN, VOCABULARY, HEAD_DIM = 60, 200, 1003, 20
-EVERYTHING = NodeShare(Share(0, 6), Share(0, 2))
+SHAPE = LayerShape(6, 3, 2, 2)
+EVERYTHING = SHAPE.whole
 MakePack = Callable[..., Pack]
 
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.unit.memory.conftest import EVERYTHING, MakePack
+from tests.unit.memory.conftest import EVERYTHING, SHAPE, MakePack
 from tpiedge.errors import UserError
 from tpiedge.kernels.panel_matrix import PanelMatrix
 from tpiedge.kernels.panels import FORMATS, PANEL, PanelShape, dequantise_unit
@@ -51,7 +51,7 @@ def units_of(matrix: PanelMatrix) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("precision", QUANTISED)
 def test_node_share_loads_its_quantised_units(make_pack: MakePack, precision: Precision) -> None:
-    with loaded(make_pack(precision), NodeShare(Share(1, 4), Share(1, 2))) as weights:
+    with loaded(make_pack(precision), SHAPE.share(Share(1, 4), Share(1, 2))) as weights:
         with weights.resident(Block(1, "attention")) as attention:
             q, k, o = (attention.matrices[name] for name in "qko")
         with weights.resident(Block(1, "ffn")) as ffn:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.unit.memory.conftest import EVERYTHING, MakePack, narrow
+from tests.unit.memory.conftest import MakePack, narrow
 from tpiedge.errors import IntegrityError, InternalError, ReadFault, TpiedgeError
 from tpiedge.memory.residency import Read, Residency
 from tpiedge.memory.scheduler import Scheduler
@@ -21,7 +21,7 @@ def stream(make_pack: MakePack) -> Iterator[Callable[..., NodeWeights]]:
     made: list[NodeWeights] = []
 
     def make(placement: Callable[[Sweep], Placement] = narrow, **kwargs: int) -> NodeWeights:
-        made.append(NodeWeights(make_pack(layers=4), EVERYTHING, True, placement, **kwargs))
+        made.append(NodeWeights(pack := make_pack(layers=4), pack.whole, True, placement, **kwargs))
         return made[-1]
 
     yield make
@@ -41,7 +41,7 @@ def sweep_through(weights: NodeWeights) -> list[torch.Tensor]:
 
 def test_every_sweep_brings_the_same_bytes(make_pack: MakePack, stream: Callable[..., NodeWeights]) -> None:
     streamed = stream()
-    whole = NodeWeights(streamed._pack, EVERYTHING, True)
+    whole = NodeWeights(streamed._pack, streamed._pack.whole, True)
     expected = sweep_through(whole)
     for _ in range(3):
         assert all(map(torch.equal, sweep_through(streamed), expected))

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.unit.memory.conftest import EVERYTHING, MakePack, narrow
+from tests.unit.memory.conftest import EVERYTHING, SHAPE, MakePack, narrow
 from tests.unit.pack.stored import flip
 from tpiedge.errors import IntegrityError, InternalError, ReadFault, UserError
 from tpiedge.lab.random_weights import random_rows, random_vector
@@ -44,7 +44,7 @@ def original(precision: Precision, name: str, rows: int, cols: int) -> torch.Ten
 def test_node_share_loads_its_heads_and_tiles(
     make_pack: MakePack, load: Callable[..., NodeWeights], precision: Precision
 ) -> None:
-    weights = load(make_pack(precision), NodeShare(Share(1, 4), Share(1, 2)))
+    weights = load(make_pack(precision), SHAPE.share(Share(1, 4), Share(1, 2)))
     with weights.resident(Block(1, "attention")) as block:
         assert set(block.matrices) == {"q", "k", "v", "o"}
         q, o = original(precision, "1.q", 120, 60), original(precision, "1.o", 60, 120)
@@ -70,7 +70,7 @@ def test_node_share_loads_its_heads_and_tiles(
 
 
 def test_empty_attention_share_has_no_matrices(make_pack: MakePack, load: Callable[..., NodeWeights]) -> None:
-    share = NodeShare(Share(0, 0), Share(0, 1))
+    share = SHAPE.share(Share(0, 0), Share(0, 1))
     weights = load(make_pack(), share)
     with weights.resident(Block(0, "attention")) as block:
         assert not block.matrices
@@ -118,7 +118,7 @@ def test_damage_is_seen_while_loading(make_pack: MakePack) -> None:
     flip(pack.blob_path(1), pack.layout(1).matrix("k").span(2, 3)[0])
     with pytest.raises(IntegrityError, match=f"unit 2 of k of .*{pack.blob_id(1)}"):
         NodeWeights(pack, EVERYTHING, rank0=False)
-    NodeWeights(pack, NodeShare(Share(0, 4), Share(0, 2)), rank0=False).close()  # does not hold that unit
+    NodeWeights(pack, SHAPE.share(Share(0, 4), Share(0, 2)), rank0=False).close()  # does not hold that unit
 
 
 def test_damage_in_the_embedding_is_seen_at_first_use(
@@ -134,7 +134,7 @@ def test_damage_in_the_embedding_is_seen_at_first_use(
 
 
 def test_share_beyond_model_is_refused(make_pack: MakePack) -> None:
-    for share in (NodeShare(Share(0, 7), Share(0, 2)), NodeShare(Share(0, 6), Share(0, 3))):
+    for share in (SHAPE.share(Share(0, 7), Share(0, 2)), SHAPE.share(Share(0, 6), Share(0, 3))):
         with pytest.raises(UserError, match="do not go with a matrix of"):
             NodeWeights(make_pack(), share, rank0=False)
 
@@ -189,8 +189,8 @@ def half(sweep: Sweep) -> Placement:
 
 def test_make_room_drops_spare_weights_for_kv_cache(make_pack: MakePack) -> None:
     pack = make_pack(layers=4)
-    kv_bytes = Sweep.of(pack, EVERYTHING, True).nbytes // 4
-    weights = NodeWeights(pack, EVERYTHING, True, half, kv_bytes=kv_bytes)
+    kv_bytes = Sweep.of(pack, pack.whole, True).nbytes // 4
+    weights = NodeWeights(pack, pack.whole, True, half, kv_bytes=kv_bytes)
     scheduler = weights._scheduler
     assert scheduler is not None
 
@@ -227,7 +227,7 @@ SWEEPS = 3
 
 
 def test_reads_and_waits_are_traced(make_pack: MakePack, tmp_path: Path) -> None:
-    weights, tracer = NodeWeights(make_pack(layers=3), EVERYTHING, True, narrow), Tracer()
+    weights, tracer = NodeWeights(pack := make_pack(layers=3), pack.whole, True, narrow), Tracer()
     weights.trace(tracer)
     for _ in range(SWEEPS):
         for block in weights.sweep.blocks:

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from tests.contract.networks import Network
+from tests.unit.wire.golden import SHARE
 from tpiedge.clock import MonotonicClock
 from tpiedge.launch.bootstrap import NodeBootstrap, Timing
 from tpiedge.master.epoch import Epoch, EpochEvent
@@ -59,9 +60,7 @@ class Joining:
     def part(self, rank: int) -> Assign:
         keys = tuple((peer, keys.public) for peer, keys in enumerate(self._keys))
         nodes = tuple(range(self.size))
-        return Assign(
-            EPOCH, rank, nodes, (0, 1), (0, 1), "f32", 1, 1, 1, 1, 0, keys, ALL_PINNED, self.collective
-        )
+        return Assign(EPOCH, rank, nodes, SHARE, "f32", 1, 1, 1, 1, 0, keys, ALL_PINNED, self.collective)
 
     def join(self, rank: int) -> DataPlane:
         keys = self._keys[rank]

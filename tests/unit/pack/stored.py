@@ -10,11 +10,13 @@ from tpiedge.pack.layout import HashedRange, PanelLayout, RowLayout
 from tpiedge.pack.manifest import manifest_bytes, pack_id
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.shard_copy import ShardCopy
-from tpiedge.pack.share import NodeShare, Share
+from tpiedge.pack.share import NodeShare
 from tpiedge.pack.specs import MatrixSpec
 from tpiedge.pack.store import ShardStore
+from tpiedge.planner.needs import LayerShape
 
-ALL = NodeShare(Share(0, 6), Share(0, 2))
+SHAPE = LayerShape(6, 3, 2, 2)
+ALL = SHAPE.whole
 
 
 def as_f32(array: np.ndarray) -> np.ndarray:

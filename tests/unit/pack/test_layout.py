@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from tests.unit.pack.stored import SHAPE
 from tpiedge.errors import UserError
 from tpiedge.pack.layout import (
     ALIGN,
@@ -18,7 +19,7 @@ from tpiedge.pack.layout import (
     share_of_matrix,
 )
 from tpiedge.pack.reader import Pack
-from tpiedge.pack.share import NodeShare, Share
+from tpiedge.pack.share import Share
 from tpiedge.pack.specs import (
     BlobSpec,
     MatrixSpec,
@@ -141,15 +142,15 @@ def test_any_share_is_one_aligned_range_of_its_units(spec, precision, data):
 def test_share_of_layer_has_expected_units_and_bytes(make_pack: Callable[..., Pack]) -> None:
     pack = make_pack()
     layout = pack.layout(0)
-    share = NodeShare(Share(1, 4), Share(1, 2))
+    share = SHAPE.share(Share(1, 4), Share(1, 2))
     held = {matrix.name: share_of_matrix(matrix, share, pack.whole) for matrix in layout.matrices}
     assert held["q"] == held["o"] == Share(1, 4)
     assert held["k"] == held["v"] == Share(0, 2)  # the KV heads that cover query heads 1, 2, 3
     assert held["gate"] == held["down"] == Share(1, 2)
     head, tile = 32 * 256, 80 * 256
     assert pack.share_bytes(0, share) == 4096 + (2 * 3 + 2 * 2) * head + 3 * tile
-    assert pack.share_bytes(0, NodeShare(Share(0, 0), Share(0, 0))) == layout.vectors_nbytes
-    everything = NodeShare(Share(0, 6), Share(0, 2))
+    assert pack.share_bytes(0, SHAPE.share(Share(0, 0), Share(0, 0))) == layout.vectors_nbytes
+    everything = SHAPE.share(Share(0, 6), Share(0, 2))
     assert pack.share_bytes(0, everything) == layout.nbytes
     (head_matrix,) = pack.layout("head").matrices
     assert share_of_matrix(head_matrix, share, pack.whole) == Share(head_matrix.units)

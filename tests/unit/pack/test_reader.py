@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from tests.unit.pack.stored import flip
-from tpiedge.errors import IntegrityError, ReadFault, TpiedgeError, UserError
+from tests.unit.pack.stored import SHAPE, flip
+from tpiedge.errors import IntegrityError, ProtocolError, ReadFault, TpiedgeError, UserError
 from tpiedge.pack.manifest import load_manifest, manifest_text
 from tpiedge.pack.reader import Pack, verify_pack
-from tpiedge.pack.share import NodeShare, Share
+from tpiedge.pack.share import Share
 from tpiedge.pack.specs import Precision
+from tpiedge.wire.fields import ShareRanges
 
 MakePack = Callable[..., Pack]
 
@@ -23,7 +24,7 @@ def test_pack_reports_its_contents(make_pack: MakePack) -> None:
     assert (pack.precision, pack.num_layers, pack.config["hidden_size"]) == (Precision.BF16, 2, 60)
     assert pack.keys == ("embedding", 0, 1, "head")
     assert pack.head_matrix == ("head", "head")
-    assert pack.whole == NodeShare(Share(6), Share(2))
+    assert pack.whole == SHAPE.whole
     assert pack.nbytes == sum(pack.blob_path(key).stat().st_size for key in pack.keys)
     with pytest.raises(UserError, match="has layers 0 to 1, not 2"):
         pack.layout(2)
@@ -90,8 +91,12 @@ BAD_HEAD = r"matching regex .* - at `\$\.blobs\.head`"
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        (lambda m: m.update(version=2), "a pack of version 2, where f32 has 1: pack again"),
-        (lambda m: m.update(version=3), "not a pack of version 1 or 2: pack again"),
+        (lambda m: m.update(version=2), "a pack of version 2, not 1: pack again"),
+        (
+            lambda m: m.update(version=4),
+            "not a pack of version 1 to 3: pack again with this tpiedge, or install",
+        ),
+        (lambda m: m["spec"]["config"].update(layers=[]), "a pack of version 1, not 3: pack again"),
         (lambda m: m.update(format="zip"), "not a pack of version"),
         (lambda m: m.update(version=True), "not a pack of version|Expected `int`, got `bool`"),
         (lambda m: m.update(precision="q3"), r"'q3' - at `\$\.precision`"),
@@ -123,7 +128,7 @@ def test_a_hostile_manifest_is_a_users_error(make_pack, change, complaint):
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ({"version": 1}, "a pack of version 1, where q4 has 2: pack again"),
+        ({"version": 1}, "a pack of version 1, not 2: pack again"),
         ({"precision": None}, r"got `null` - at `\$\.precision`"),
         (
             {"precisions": {"head": "q3"}},
@@ -223,3 +228,37 @@ def test_oversized_manifest_is_refused_unparsed(tmp_path: Path) -> None:
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 40e6
+
+
+def test_share_is_read_back_from_its_message(make_pack: MakePack) -> None:
+    pack = make_pack()
+    part = SHAPE.share(Share(2, 4), Share(1, 1))
+    assert part.ranges == ShareRanges((0, 2), (("attention", (2, 4)),))
+    for share in (part, SHAPE.share(Share(0), Share(1)), SHAPE.whole):
+        assert pack.share_of(share.ranges).ranges == share.ranges
+    assert hash(pack.share_of(SHAPE.whole.ranges)) == hash(SHAPE.whole)
+
+
+@pytest.mark.parametrize(
+    ("layers", "axes", "words"),
+    [
+        ((0, 1), (), r"the plan has layers [0, 1), a node has all 2"),
+        ((1, 2), (), r"the plan has layers [1, 2), a node has all 2"),
+        ((0, 3), (), r"the plan has layers [0, 3), a node has all 2"),
+        ((0, 2), (("ffn", (1, 3)),), "the plan has units [1, 3) of 'ffn', the model 2"),
+        ((0, 2), (("experts", (0, 1)),), "the plan has units [0, 1) of 'experts', the model 0"),
+    ],
+)
+def test_shares_that_the_pack_lacks_are_refused(make_pack, layers, axes, words):
+    pack = make_pack()
+    with pytest.raises(ProtocolError) as error:
+        pack.share_of(ShareRanges(layers, axes))
+    assert str(error.value) == words
+
+
+@pytest.mark.parametrize(
+    ("stored", "golden"),
+    [("f32", "ca5be65c4f14"), ("bf16", "dd13c529ba57"), ("q8", "1af4609dc8b8"), ("q4", "937ed73b5eec")],
+)
+def test_packs_without_a_list_of_layers_keep_their_ids(make_pack: MakePack, stored: str, golden: str) -> None:
+    assert make_pack(Precision(stored)).id[:12] == golden

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.unit.pack.stored import ALL, adopt, content, flip, table_of, write
+from tests.unit.pack.stored import ALL, SHAPE, adopt, content, flip, table_of, write
 from tpiedge.errors import DiskFull, ProtocolError, UserError
 from tpiedge.lab.random_weights import RandomSource
 from tpiedge.pack.manifest import MANIFEST_NAME, manifest_bytes, pack_id
@@ -19,8 +19,8 @@ from tpiedge.pack.specs import Precision
 from tpiedge.pack.store import ShardStore, write_limit
 from tpiedge.pack.writer import write_pack
 
-SHARE = NodeShare(Share(2, 4), Share(0, 1))
-OTHER = NodeShare(Share(0, 3), Share(1, 2))
+SHARE = SHAPE.share(Share(2, 4), Share(0, 1))
+OTHER = SHAPE.share(Share(0, 3), Share(1, 2))
 
 
 @pytest.fixture
@@ -262,3 +262,30 @@ def test_damaged_manifest_in_store_can_be_adopted_again(pack, make_spec, tmp_pat
         assert store.has(healed.id)
         fill(healed, pack, SHARE)
         assert healed.missing(SHARE) == healed.verify(SHARE) == {}
+
+
+def test_pack_of_another_version_is_refused_kept_and_evicted(pack, tmp_path):
+    """The store of a newer or an older tpiedge has the same blobs."""
+    store = ShardStore(tmp_path / "store")
+    with adopt(store, pack) as copy:
+        fill(copy, pack, SHARE)
+    text = manifest_bytes(pack.path).replace(b'"version": 1', b'"version": 9')
+    other = pack_id(text)
+    with pytest.raises(
+        UserError, match="not a pack of version 1 to 3: pack again with this tpiedge, or install"
+    ):
+        store.adopt_manifest(text, other)
+    assert store.pack_ids == (copy.id,)
+    shutil.copytree(store.folder / "packs" / copy.id, store.folder / "packs" / other, symlinks=True)
+    (store.folder / "packs" / other / MANIFEST_NAME).write_bytes(text)
+    with pytest.raises(UserError, match="not a pack of version 1 to 3"):
+        store.open(other)
+    found = {one.id: one for one in store.usage().packs}
+    assert (found[other].precision, found[other].held_bytes) == ("?", found[copy.id].held_bytes)
+    store.remove(copy.id)
+    with adopt(store, pack) as again:
+        assert again.missing(SHARE) == {}, "its blobs were those of the other, too"
+        with pytest.raises(DiskFull):
+            store.make_room(1 << 60)
+        assert store.pack_ids == (copy.id,)
+        assert again.missing(SHARE) == {}

@@ -54,7 +54,7 @@ def test_head_with_other_precision_uses_head_speed():
         found = allocated(allocate(model, [machine, worker("pi", GIB)]))
         assert found.plan.head_s == pytest.approx(head_s)
         assert found.plan.step_s == pytest.approx(0.75 + head_s)
-        assert [len(share.ffn) for share in found.plan.shares] == [48, 16]
+        assert [len(share.along("ffn")) for share in found.plan.shares] == [48, 16]
         machines = [machine, worker("pi", GIB)]
         least_s = least_step_s(model, machines, bounds_of(model, machines))
         assert least_s == pytest.approx(found.plan.step_s)
@@ -129,7 +129,7 @@ def test_minimum_memory_named_to_worker_is_exact(keeping, resident_bytes):
     assert too_small(model, enough) is None
     found = allocated(allocate(model, [MASTER, enough], min_workers=1))
     assert found.members == (0, 1)
-    assert found.plan.shares[1].ffn, "it works, and is not merely there"
+    assert found.plan.shares[1].along("ffn"), "it works, and is not merely there"
     assert too_small(model, replace(enough, memory_bytes=(int(least) - 1) * 10**6)) is not None
 
 
@@ -153,7 +153,7 @@ def test_given_shares_override_the_measurement():
     machines = [MASTER, worker("spare", GIB), worker("pi", GIB, 0.9)]
     found = allocated(allocate(MODEL, machines, [ShareWeight(1, 1), ShareWeight(0, 0), ShareWeight(3, 3)]))
     assert found.members == (0, 2)
-    assert [len(share.ffn) for share in found.plan.shares] == [16, 48]
+    assert [len(share.along("ffn")) for share in found.plan.shares] == [16, 48]
     assert kinds(found) == ["shares"]
 
 
@@ -163,7 +163,7 @@ def test_unmeasured_speed_is_assumed():
         == "3.2 GB/s of weights (assumed, not measured); computes 50% of the layers"
     )
     nobody = allocated(allocate(MODEL, [worker("a", 0.0), worker("b", 0.0)]))
-    assert [len(share.ffn) for share in nobody.plan.shares] == [32, 32]
+    assert [len(share.along("ffn")) for share in nobody.plan.shares] == [32, 32]
 
 
 SPEEDS = [1e7, 5e8, 3e9, 4e10]
@@ -193,7 +193,11 @@ def test_random_machines_get_a_valid_plan_or_refusal(machines, min_workers):
     assert found.members[0] == 0
     assert list(found.members) == sorted(set(found.members))
     assert len(found.members) - 1 >= min_workers
-    covered = [unit for share in found.plan.shares for unit in range(share.ffn.start, share.ffn.stop)]
+    covered = [
+        unit
+        for share in found.plan.shares
+        for unit in range(share.along("ffn").start, share.along("ffn").stop)
+    ]
     assert covered == list(range(64))
     assert all(found.reasons)
     assert {*found.members, *found.spare} == set(range(len(machines)))

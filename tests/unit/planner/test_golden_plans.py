@@ -29,7 +29,7 @@ GOLDEN = {
 
 def _model(rng: Random) -> ModelFacts:
     layers, kv_heads = rng.choice((1, 3, 24, 80)), rng.choice((1, 2, 3, 8))
-    shape = LayerShape(kv_heads * rng.choice((1, 2, 5)), kv_heads, rng.choice((1, 7, 64, 172)))
+    shape = LayerShape(kv_heads * rng.choice((1, 2, 5)), kv_heads, rng.choice((1, 7, 64, 172)), layers)
     head, tile = rng.choice((4096, MIB // 2)), rng.choice((12288, MIB // 3))
     tiles = tile, tile, tile + 4096
     return alike(
@@ -81,7 +81,7 @@ def _plans(count: int) -> Iterator[object]:
             yield None
             continue
         plan = found.plan
-        yield [(share.attention, share.ffn) for share in plan.shares]
+        yield [(share.along("attention"), share.along("ffn")) for share in plan.shares]
         for need in plan.needs:
             weight = need.weights
             yield (

@@ -35,18 +35,20 @@ weight_lists = st.lists(st.floats(0, 1e6), min_size=1, max_size=12).filter(lambd
 
 @given(weights=weight_lists, kv_heads=st.integers(1, 16), group=st.integers(1, 8), tiles=st.integers(1, 300))
 def test_every_unit_is_covered_once(weights: list[float], kv_heads: int, group: int, tiles: int) -> None:
-    shape = LayerShape(kv_heads * group, kv_heads, tiles)
+    shape = LayerShape(kv_heads * group, kv_heads, tiles, 1)
     shares = partition(shape, both(*weights))
     for part, total in (("attention", shape.heads), ("ffn", shape.ffn_tiles)):
-        intervals = [getattr(share, part) for share in shares]
+        intervals = [share.along(part) for share in shares]
         assert intervals[0].start == 0
         assert intervals[-1].stop == total
         assert all(a.stop == b.start for a, b in pairwise(intervals))
     takers = sum(weight > 0 for weight in weights)
     if takers <= kv_heads:
-        assert all(share.attention.start % group == 0 for share in shares)
+        assert all(share.along("attention").start % group == 0 for share in shares)
     assert all(
-        not share.attention and not share.ffn for share, w in zip(shares, weights, strict=True) if w == 0
+        not share.along("attention") and not share.along("ffn")
+        for share, w in zip(shares, weights, strict=True)
+        if w == 0
     )
 
 

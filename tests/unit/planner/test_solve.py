@@ -10,7 +10,7 @@ from tpiedge.units import GIB, MIB
 # 32 layers of 100 MiB, of which a third is attention; 1 GiB of head.
 MODEL = alike(
     32,
-    LayerShape(heads=32, kv_heads=8, ffn_tiles=64),
+    LayerShape(heads=32, kv_heads=8, ffn_tiles=64, layers=32),
     ((MIB // 4, MIB // 4), (MIB, MIB), (MIB // 3, MIB // 3, MIB - 2 * (MIB // 3))),
     resident_bytes=32 * 4096,
     head_bytes=GIB,
@@ -35,7 +35,7 @@ def test_a_refusal_says_what_to_do(smaller: str, remedies: str) -> None:
 def small_model(heads: int, kv_heads: int, ffn_tiles: int, last_mib: int = 8) -> ModelFacts:
     return alike(
         4,
-        LayerShape(heads, kv_heads, ffn_tiles),
+        LayerShape(heads, kv_heads, ffn_tiles, 4),
         ((5 * MIB, 5 * MIB), (2 * MIB, 3 * MIB), (3 * MIB, 3 * MIB, 2 * MIB)),
         (0, 0, last_mib * MIB),
         (0, 8),
@@ -61,8 +61,8 @@ def test_plan_fits_whole_units_into_tight_limits(model: ModelFacts, shares_mib: 
     nodes = [NodeFacts(1.0, NODE_BASE_BYTES + own + mib * MIB) for mib in shares_mib]
     plan = solve(model, nodes)
     assert isinstance(plan, Plan), plan
-    assert sum(len(share.attention) for share in plan.shares) == model.shape.heads
-    assert sum(len(share.ffn) for share in plan.shares) == model.shape.ffn_tiles
+    assert sum(len(share.along("attention")) for share in plan.shares) == model.shape.heads
+    assert sum(len(share.along("ffn")) for share in plan.shares) == model.shape.ffn_tiles
     assert all(
         need.total_bytes <= (node.memory_bytes or 0) for need, node in zip(plan.needs, nodes, strict=True)
     )

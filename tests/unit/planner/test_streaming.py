@@ -25,17 +25,17 @@ from tpiedge.units import GIB, MIB
 from tpiedge.wire.fields import Keeping, KVPrecision
 
 PIECE = 128 * 1024
-SHARE = NodeShare(Share(0, 4), Share(0, 1))
 # Four layers of a piece each for q, k, v, o, gate, up and down.
 MODEL = alike(
     4,
-    needs.LayerShape(heads=4, kv_heads=4, ffn_tiles=1),
+    needs.LayerShape(heads=4, kv_heads=4, ffn_tiles=1, layers=4),
     ((PIECE // 4,) * 2, (PIECE // 4,) * 2, (PIECE,) * 3),
     resident_bytes=0,
     head_bytes=0,
     capacity_tokens=10,
 )
 NODE = needs.NodeFacts(1.0)
+SHARE = MODEL.shape.whole
 
 
 def fits(pieces: int | None) -> needs.NodeNeed:
@@ -101,7 +101,7 @@ def test_planned_piece_sizes_equal_the_packs(tmp_path, precision, heads, kv_head
     model = replace(needs.model_facts(pack, compute="f32", kv="f32"), capacity_tokens=10)
     assert model.smaller_precision == ("" if precision is Precision.Q4 else "q4")
     tiles = -(-ffn // 128)
-    shares = [NodeShare(Share(0, heads), Share(0, tiles)), NodeShare(Share(1, heads), Share(1, tiles))]
+    shares = [model.shape.whole, model.shape.share(Share(1, heads), Share(1, tiles))]
     for rank, share in enumerate(shares):
         sizes = Sweep.of(pack, share, rank == 0).sizes
         kinds = needs.pieces_of_blocks(model, rank, share)
@@ -117,7 +117,7 @@ def test_layers_with_larger_matrices_fit_the_plan(tmp_path: Path) -> None:
     storage = Storage(Precision.Q4, Precision.BF16, Precision.Q8, kept=kept)
     pack = write(tmp_path / "pack", storage, 4, 2, 384, 256, 512)
     model = replace(needs.model_facts(pack, compute="int8", kv="f32"), capacity_tokens=10)
-    for rank, share in enumerate((NodeShare(Share(0, 4), Share(0, 3)), NodeShare(Share(1, 4), Share(1, 2)))):
+    for rank, share in enumerate((model.shape.whole, model.shape.share(Share(1, 4), Share(1, 2)))):
         sizes = Sweep.of(pack, share, False).sizes
         assert sum(map(sum, sizes)) == needs.layers_bytes(model, share)
         _check_placement(model, rank, share, Sweep.of(pack, share, rank == 0).sizes)
@@ -140,7 +140,7 @@ def _check_placement(
 
 LARGE = alike(
     32,
-    needs.LayerShape(32, 8, 64),
+    needs.LayerShape(32, 8, 64, 32),
     ((MIB // 4,) * 2, (MIB,) * 2, (MIB // 3, MIB // 3, MIB - 2 * (MIB // 3))),
     kv=(1024, 16 * MIB),
     resident_bytes=32 * 4096,
@@ -154,8 +154,8 @@ def test_planned_kv_bytes_equal_cache_reservation(kv: KVPrecision, head_dim: int
     stored = KVFormat(kv, head_dim)
     kept = {8: 32 * stored.part_nbytes}
     model = replace(LARGE, kv=kept, kv_page_tokens=stored.page_positions, capacity_tokens=1000)
-    share = NodeShare(Share(0, 3), Share(0, 2))
-    heads = len(kv_share(share.attention, model.shape.group_size))
+    share = LARGE.shape.share(Share(3), Share(2))
+    heads = len(kv_share(share.along("attention"), model.shape.group_size))
     cache = KVCache([LayerKV(heads, stored)] * 32, slots=1, capacity=1000)
     assert needs.whole_need(model, 1, share, NODE).kv_bytes == cache.reserved_bytes > 0
 
@@ -176,7 +176,7 @@ def test_a_plan_with_streaming_keeps_every_limit(nodes: list[needs.NodeFacts], t
     if isinstance(plan, needs.Infeasible):
         assert plan.reason
         return
-    assert sum(len(share.ffn) for share in plan.shares) == 64
+    assert sum(len(share.along("ffn")) for share in plan.shares) == 64
     for node, need in zip(nodes, plan.needs, strict=True):
         assert node.memory_bytes is None or need.total_bytes <= node.memory_bytes
         assert not need.streamed_bytes or node.streams

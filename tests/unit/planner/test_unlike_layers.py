@@ -13,7 +13,7 @@ from tpiedge.memory.residency import smallest_ring
 from tpiedge.memory.sweep import Sweep
 from tpiedge.pack.layout import Storage, share_of_matrix
 from tpiedge.pack.reader import Pack
-from tpiedge.pack.share import NodeShare, Share
+from tpiedge.pack.share import Share
 from tpiedge.pack.specs import BlobSpec, MatrixSpec, ModelSpec, Precision, VectorSpec
 from tpiedge.pack.writer import write_pack
 from tpiedge.planner.fractions import node_bound
@@ -80,7 +80,7 @@ def _pack(tmp_path: Path, request: pytest.FixtureRequest) -> Pack:
 @pytest.mark.parametrize("weights", [[1], [1, 1], [3, 0, 1], [1, 2, 3, 1, 2]])
 def test_planned_bytes_of_unlike_layers_are_those_of_the_pack(pack: Pack, weights: list[float]) -> None:
     facts = replace(model_facts(pack, compute="f32", kv="bf16"), capacity_tokens=1000)
-    assert (facts.shape, facts.exchanges) == (LayerShape(HEADS, 2, 3), 7)
+    assert (facts.shape, facts.exchanges) == (LayerShape(HEADS, 2, 3, len(LAYERS)), 7)
     shares = partition(facts.shape, [ShareWeight(weight, weight) for weight in weights])
     layouts, held = [pack.layout(layer) for layer in range(len(LAYERS))], Counter[tuple[int, str, int]]()
     for rank, share in enumerate(shares):
@@ -122,7 +122,7 @@ SHARED = (ATTENTION[0], ATTENTION[3])
 NARROW = (MatrixFacts("ffn", 4, 100, 60),)
 WIDE = (MatrixFacts("ffn", 8, 100, 60),)
 MODEL = ModelFacts(
-    LayerShape(8, 2, 4),
+    LayerShape(8, 2, 4, 10),
     {ATTENTION: 5, FULL: 2, SHARED: 3, NARROW: 7, WIDE: 3},
     {4: 5 * 64, 2: 2 * 256},
     kv_page_tokens=8,
@@ -134,7 +134,7 @@ MODEL = ModelFacts(
 
 
 def test_bytes_of_unlike_layers_are_added_up() -> None:
-    share = NodeShare(Share(3, 6), Share(2, 4))
+    share = MODEL.shape.share(Share(3, 6), Share(2, 4))
     attention = 5 * (6 * 10 + 4 * 10) + 2 * (6 * 20 + 2 * 20) + 3 * 6 * 10
     ffn = 7 * (100 + 60) + 3 * (300 + 60)
     assert layers_bytes(MODEL, share) == attention + ffn
@@ -148,8 +148,9 @@ def test_bytes_of_unlike_layers_are_added_up() -> None:
 
 def test_ring_holds_the_largest_of_unlike_blocks() -> None:
     assert MODEL.largest_blocks == (ATTENTION, FULL, NARROW, WIDE)
-    only_attention, all_tiles = NodeShare(Share(0, 3), Share(0)), NodeShare(Share(0), Share(4))
-    fixed = whole_need(MODEL, 1, NodeShare(Share(0), Share(0)), NODE).total_bytes
+    share = MODEL.shape.share
+    only_attention, all_tiles = share(Share(3), Share(0)), share(Share(0), Share(4))
+    fixed = whole_need(MODEL, 1, share(Share(0), Share(0)), NODE).total_bytes
     for share, ring in ((only_attention, 60 + 20 + 60 + 60), (all_tiles, 7 * 100 + 60)):
         kv_cache = whole_need(MODEL, 1, share, NODE).kv_bytes
         assert smallest_bytes(MODEL, 1, share, NODE) == fixed + kv_cache + ring
@@ -158,27 +159,27 @@ def test_ring_holds_the_largest_of_unlike_blocks() -> None:
 @pytest.mark.parametrize(("nodes", "cuts"), [(2, 4), (3, 1)])
 def test_attention_is_cut_at_the_largest_groups(nodes: int, cuts: int) -> None:
     shares = partition(MODEL.shape, [ShareWeight(1 + at, 1) for at in range(nodes)])
-    assert all(share.attention.start % cuts == 0 for share in shares)
-    assert any(share.attention.start % (2 * cuts) for share in shares)
+    assert all(share.along("attention").start % cuts == 0 for share in shares)
+    assert any(share.along("attention").start % (2 * cuts) for share in shares)
 
 
 def test_replicated_matrices_take_every_nodes_time() -> None:
     """A node that is slow takes less than its part of the speed, for it computes the replicated matrices, too."""
     blocks = {(MatrixFacts("ffn", 1000, 10, 10),): 1}
-    model = replace(MODEL, blocks=blocks, shape=LayerShape(8, 8, 1000), replicated_bytes=1000)
+    model = replace(MODEL, blocks=blocks, shape=LayerShape(8, 8, 1000, 1), replicated_bytes=1000)
     machines = [MachineFacts(300.0), MachineFacts(100.0)]
     plan = solve(model, machines)
     assert isinstance(plan, Plan)
     bounds = [node_bound(model, rank, node) for rank, node in enumerate(machines)]
     # 10,000 bytes to divide, and 1,000 on each.
     assert least_step_s(model, machines, bounds) == pytest.approx(12_000 / 400)
-    assert [len(share.ffn) for share in plan.shares] == [800, 200]
+    assert [len(share.along("ffn")) for share in plan.shares] == [800, 200]
     assert plan.layers_s == pytest.approx(30)
 
 
 def test_inputs_per_layer_cost_rank_0_memory_and_every_link_one_message() -> None:
     with_inputs = replace(MODEL, rank0_bytes=500, input_bytes=4000, row_bytes=400)
-    share, without = NodeShare(Share(0, 4), Share(0, 2)), replace(MODEL, row_bytes=400)
+    share, without = MODEL.shape.whole, replace(MODEL, row_bytes=400)
     for rank, more in ((0, 500), (1, 0)):
         found, before = (whole_need(model, rank, share, NODE) for model in (with_inputs, without))
         assert found.weight_bytes - before.weight_bytes == more

@@ -7,7 +7,7 @@ from tpiedge.wire import data as d
 from tpiedge.wire import epochs as e
 from tpiedge.wire import join as j
 from tpiedge.wire.codec import PROTOCOL, TAGS
-from tpiedge.wire.fields import Keeping, Message, TensorHeader, WeightMemory
+from tpiedge.wire.fields import Keeping, Message, ShareRanges, TensorHeader, WeightMemory
 from tpiedge.wire.requests import GenerationRequest, Grammar, Sampling
 
 GREEDY = Sampling(0.0, 0, 1.0, 0.0, 1.0, 0.0, 0.0, ((5, -1.5),), 2**64 - 1, 2)
@@ -16,6 +16,7 @@ REQUEST = GenerationRequest(
     "r1", (1, 2, 70000), 16, GREEDY, (2,), False, True, False, (7, 8), "mean", GRAMMAR, "5c09e"
 )
 ROW = TensorHeader("f32", (1, 2048))
+SHARE = ShareRanges((0, 32), (("attention", (8, 16)), ("ffn", (0, 3))))
 
 MESSAGES: list[Message] = [
     d.StepPlan(1, 2, (d.Segment(0, 5, 1, 1), d.Segment(1, 0, 300, 0)), 256, 301, 1, (d.TableChange(1, 0, (7,
@@ -33,8 +34,8 @@ MESSAGES: list[Message] = [
     d.Survey(1, 2),
     d.LinkReport(1, 2, "host", 4, (d.MeasuredLink(0, 0.25, 1000000000.0), d.MeasuredLink(1, 0.5, 0.0))),
     c.Hello(0, 1),
-    c.Assign(1, 1, (0, 1), (8, 16), (0, 3), "bf16", 2, 65536, 4096, 16, 255, ((0, "k" * 40), (1, "")),
-        WeightMemory(1 << 30, 4096, "auto", True), "mesh", "bf16", "q4", ((-14, 3), (-16, -15)), True,
+    c.Assign(1, 1, (0, 1), SHARE, "bf16", 2, 65536, 4096, 16, 255, ((0, "k" * 40), (1, "")),
+        WeightMemory(1 << 30, 4096, "auto", True), "mesh", "bf16", "q4", ((-14, 3), (-16, -15, 0, 1)), True,
         c.KVSnapshot(1, 5, True, ((1, 3),))),
     c.Listening(1, 0, "tcp://127.0.0.1:5"),
     c.Connect(1, ((0, "tcp://127.0.0.1:5"), (1, "tcp://[::1]:6"))),
@@ -75,7 +76,7 @@ MESSAGES: list[Message] = [
     d.FetchFailed(7, 1, "no"),
     e.Offer(0, "pi", 7, "avx2", 2, 1 << 32, 1 << 36, e.Capacity(
         3000000000.0, 4000000000.0), 200000000.0, Keeping("none", 2, 3, False)),
-    e.Prepare(3, 1, 2, "p1", (8, 16), (0, 3), 5, 0.3, 1.5, 60.0),
+    e.Prepare(3, 1, 2, "p1", SHARE, 5, 0.3, 1.5, 60.0),
     e.Preparing(3, 10, 1 << 33, 100000000.0),
     e.Spawned(3, 1, 4242),
     e.NodeEnded(3, "no room"),
@@ -88,21 +89,21 @@ MESSAGES: list[Message] = [
     e.Prepared(3, "k" * 40),
     e.Launch(3),
     e.Leaving(3),
-    e.Prefetch(0, 5, "p1", (((0, 8), (4, 6)), ((8, 8), (0, 0)))),
+    e.Prefetch(0, 5, "p1", (SHARE, ShareRanges((0, 1), ()))),
     e.Prefetched(0, 5, 1 << 33, True, "why"),
     e.Spare(0, "too small", "why"),
 ]  # fmt: skip
 
 FIXED: list[str] = [
-    "c11902010000000200000000000000000000000102010000000008",
-    "c11903010000000200000000000000030000000000000000010102010000000008",
-    "c1190301000000020000000000000003000000000000000101",
-    "c119040100000002000000000000000300000000000000010102010000000008",
-    "c11903010000000200000000000000030000000000000000010402010000000008",
-    "c119040100000002000000000000000300000000000000010502010000000008",
-    "c1190501000000020000000000000003000000000000000102020200000002",
-    "c1190601000000020000000000000003000000000000000104010102010000000008",
-    "c119060100000002000000000000000300000000000000000401",
+    "c11a02010000000200000000000000000000000102010000000008",
+    "c11a03010000000200000000000000030000000000000000010102010000000008",
+    "c11a0301000000020000000000000003000000000000000101",
+    "c11a040100000002000000000000000300000000000000010102010000000008",
+    "c11a03010000000200000000000000030000000000000000010402010000000008",
+    "c11a040100000002000000000000000300000000000000010502010000000008",
+    "c11a0501000000020000000000000003000000000000000102020200000002",
+    "c11a0601000000020000000000000003000000000000000104010102010000000008",
+    "c11a060100000002000000000000000300000000000000000401",
     "99004001a5302e312e30a27069a27333a26162a5322e392e31b66c6974746c652d656e6469616e204945454520373534",
     "960041a3772d31a16301a5302e312e30",
     "940042a475736564a26e6f",
@@ -110,7 +111,7 @@ FIXED: list[str] = [
     "940044d9286b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6bc4016e",
     "930045c40170",
     "940046c40170a0",
-    "c11951070000000100000000000000020000000801000010",
+    "c11a51070000000100000000000000020000000801000010",
 ]
 """The bytes of those messages that every version reads, and of those that the native side does, in this order."""
 

@@ -189,3 +189,19 @@ def seconds_of(data: bytes) -> float:
 def read(data: bytes) -> None:
     with pytest.raises(ProtocolError):
         decode(data)
+
+
+@pytest.mark.parametrize(
+    ("layers", "axes", "cause"),
+    [
+        ((2, 2), [], r"a share has the empty range \[2, 2\) of 'layers'"),
+        ((0, 9), [("ffn", (4, 2))], r"a share has the empty range \[4, 2\) of 'ffn'"),
+        ((0, 9), [("ffn", (0, 1)), ("ffn", (1, 2))], "a share names an axis twice"),
+        ((0, 9), [(f"axis {number}", (0, 1)) for number in range(9)], "length <= 8"),
+        ((0, 9), [(7, (0, 1))], "Expected `str`, got `int`"),
+        ((0, 9), [("ffn", (0, 1, 2))], "length 2, got 3"),
+    ],
+)
+def test_malformed_shares_are_refused_in_one_line(layers: object, axes: object, cause: str) -> None:
+    with pytest.raises(ProtocolError, match=f"^Prepare: .*{cause}.*$"):
+        decode(golden.raw(PROTOCOL, 97, 3, 1, 2, "p1", (layers, axes), 5, 0.3, 1.5, 60.0))

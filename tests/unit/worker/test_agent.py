@@ -9,6 +9,7 @@ import pytest
 
 from tests.fakes.clock import ManualClock
 from tests.fakes.inprocess import InProcessHub
+from tests.unit.wire.golden import SHARE
 from tpiedge.errors import Cancelled, DiskFull, OutOfMemory, PeerError, PeerLost, ResourceError, TpiedgeError
 from tpiedge.launch import slot
 from tpiedge.launch.bootstrap import NOT_MEASURED, NodeBootstrap, NodeReport
@@ -265,7 +266,7 @@ def worker(make: Callable[..., Worker]) -> Worker:
 
 
 def order(epoch: int) -> epochs.Prepare:
-    return epochs.Prepare(epoch, 1, 2, "pack-1", (0, 4), (4, 8), 0, 0.3, 1.5, 60.0)
+    return epochs.Prepare(epoch, 1, 2, "pack-1", SHARE, 0, 0.3, 1.5, 60.0)
 
 
 def test_stored_measurements_are_offered_at_once(make: Callable[..., Worker]) -> None:
@@ -518,7 +519,7 @@ def test_damaged_shards_are_verified_before_next_epoch(worker: Worker, first: st
     assert worker.fetch.verified == [False, True, False]
 
 
-PREFETCH = epochs.Prefetch(0, 3, "p1", (((0, 4), (0, 2)),))
+PREFETCH = epochs.Prefetch(0, 3, "p1", (SHARE,))
 
 
 def test_prefetch_runs_only_while_cluster_is_at_rest(worker: Worker) -> None:
