@@ -128,6 +128,7 @@ CASES = [
     ("mistral-sliding", Precision.Q4, "1,0:1,3", 0.4),
     ("llama-gqa-odd", Precision.Q8, "1,1,1,1", None),
     ("yi", Precision.F32, "2,1", None),
+    ("phi4-mini-turning", Precision.Q4, "2,1", None),
 ]
 
 

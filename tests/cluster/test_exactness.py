@@ -68,6 +68,8 @@ def test_sample_has_every_family_in_every_way() -> None:
         ("mistral-sliding", StepLimits(1000, 3)),
         ("llama-gqa-odd", StepLimits(1, 1)),
         ("mistral-sliding", StepLimits(4, 1000)),
+        ("phi4-mini-long", StepLimits(5, 2)),
+        ("phi4-mini-turning", StepLimits(5, 2)),
     ],
 )
 def test_prompt_step_and_chunk_sizes_do_not_change_tokens(
@@ -76,6 +78,21 @@ def test_prompt_step_and_chunk_sizes_do_not_change_tokens(
     reference = references(name)
     with InProcessCluster(packs(reference), split(reference, "2,1"), limits=limits) as cluster:
         assert tuple(cluster.greedy(reference.prompt_ids, 16)) == reference.greedy_ids
+
+
+@pytest.mark.parametrize("shares", ["1", "1,1"])
+@pytest.mark.parametrize("name", ["phi4-mini-long", "phi4-mini-turning"])
+def test_longrope_beyond_its_original_context(
+    name: str, shares: str, references: References, packs: Packs
+) -> None:
+    reference = references(name)
+    count = len(reference.greedy_ids)
+    with InProcessCluster(packs(reference), split(reference, shares)) as cluster:
+        assert tuple(cluster.greedy(reference.prompt_ids, count)) == reference.greedy_ids
+        anew = 32 if name == "phi4-mini-turning" else 0
+        assert cluster.computed == len(reference.prompt_ids) + count - 1 + anew
+        logits_TV = cluster.logits((*reference.prompt_ids, *reference.greedy_ids[:-1]))
+    assert_close(logits_TV[-1:], reference.greedy_logits_GV[-1:])
 
 
 def test_prompt_scores_are_the_log_probabilities_of_the_prompt(references: References, packs: Packs) -> None:

@@ -146,7 +146,9 @@ def going_on(ids: tuple[int, ...], told: dict[str, list[int]]) -> list[Generatio
     return [replace(one, answer_ids=tuple(told[one.id])) for one in submitted if len(told[one.id]) < TOKENS]
 
 
-def assert_continued(ids: tuple[int, ...], pack: Path, change: str, steps: int, folder: Path) -> None:
+def assert_continued(
+    ids: tuple[int, ...], pack: Path, change: str, steps: int, folder: Path, anew: int = 0
+) -> None:
     changed = Change(pack, change, folder)
     with changed.old() as cluster:
         told = play(cluster, requests(ids), steps)
@@ -160,7 +162,8 @@ def assert_continued(ids: tuple[int, ...], pack: Path, change: str, steps: int, 
     assert {**told, **after} == undisturbed(ids, pack)
     # In f32 keys and values show who computed them, so that only their own request has them in another cluster.
     shared = 0 if changed.private and steps == 1 else page_of(pack)
-    assert before + computed == sum(len(one.prompt_ids) + TOKENS - 1 for one in requests(ids)) - shared
+    every = sum(len(one.prompt_ids) + TOKENS - 1 for one in requests(ids)) + anew
+    assert before + computed == every - shared
     assert not changed.snapshots
 
 
@@ -179,6 +182,17 @@ def test_answers_continue_from_transferred_kv_pages(
     reference = references("qwen3")
     pack = packs(reference, precision)
     assert_continued(reference.prompt_ids, pack, change, steps, tmp_path)
+
+
+@pytest.mark.parametrize("precision", [Precision.Q4, None])
+@pytest.mark.parametrize("steps", [9, 14])
+def test_longrope_continues_before_and_after_all_is_computed_anew(
+    references: References, packs: Packs, tmp_path: Path, precision: Precision | None, steps: int
+):
+    """The short request needs the long factors at its eleventh token."""
+    reference = references("phi4-mini-long")
+    pack = packs(reference, precision)
+    assert_continued(reference.prompt_ids, pack, "a machine joins", steps, tmp_path, anew=16)
 
 
 @pytest.mark.parametrize("steps", [1, 9])

@@ -1,6 +1,8 @@
 """A checkpoint as a GGUF file, as llama.cpp's converter writes it, by the `gguf` package."""
 
 import json
+import math
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,23 +28,40 @@ _NAMES = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "post_feedforward_layernorm": "post_ffw_norm",
+    "self_attn.qkv_proj": "attn_qkv",
+    "mlp.gate_up_proj": "ffn_up",
 }
+_ARCHITECTURES = {"olmo3": "olmo2"}
+#: Beside _NAMES: names in files of an architecture.
+_OWN_NAMES = {"olmo2": {"post_attention_layernorm": "post_attention_norm"}}
 
 
 def write_gguf_of(
-    folder: Path, path: Path, kind: str = "F32", tensors_per_part: int = 0, **keys: Any
+    folder: Path,
+    path: Path,
+    kind: str = "F32",
+    tensors_per_part: int = 0,
+    *,
+    split: bool = False,
+    **keys: Any,
 ) -> Path:
     """Matrices in the type `kind`, vectors in f32; `keys` go beside those of the model ("a__b" for "a.b"). With
-    `tensors_per_part` the file is split, and the first part is returned."""
+    `tensors_per_part` the file is split, and the first part is returned. With `split` fused q, k and v are apart."""
     config = json.loads((folder / "config.json").read_text())
-    name = config["model_type"]
+    name = _ARCHITECTURES.get(config["model_type"], config["model_type"])
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     tensors = {}
     for source, values in _tensors(folder):
         paired = name == "llama" and ("q_proj" in source or "k_proj" in source)
-        tensors[_gguf_name(source)] = (
+        tensors[_gguf_name(source, name)] = (
             np.ascontiguousarray(interleaved(values, head_dim)) if paired else values
         )
+    if split:
+        tensors = dict(_apart(tensors, config, head_dim))
+    for key, factors in (("short", "short_factor"), ("long", "long_factor")):
+        if values := (config.get("rope_parameters") or {}).get(factors):
+            tensors[f"rope_factors_{key}.weight"] = np.array(values, np.float32)
     metadata = _metadata(config, head_dim)
     return write_gguf(
         path,
@@ -57,7 +76,9 @@ def write_gguf_of(
 
 def _metadata(config: dict[str, Any], head_dim: int) -> dict[str, Any]:
     """Key, without the architecture -> value."""
-    return {
+    rope = config.get("rope_parameters") or config
+    full = rope.get("full_attention", rope)
+    found = {
         "block_count": config["num_hidden_layers"],
         "context_length": config["max_position_embeddings"],
         "embedding_length": config["hidden_size"],
@@ -67,9 +88,47 @@ def _metadata(config: dict[str, Any], head_dim: int) -> dict[str, Any]:
         "attention.key_length": head_dim,
         "attention.value_length": head_dim,
         "attention.layer_norm_rms_epsilon": float(config["rms_norm_eps"]),
-        "rope.dimension_count": head_dim,
-        "rope.freq_base": float((config.get("rope_parameters") or config)["rope_theta"]),
+        "rope.dimension_count": int(head_dim * full.get("partial_rotary_factor", 1)),
+        "rope.freq_base": float(full["rope_theta"]),
     }
+    if config["model_type"] == "olmo3":
+        found |= {
+            "attention.sliding_window": config["sliding_window"],
+            "attention.sliding_window_pattern": [
+                kind == "sliding_attention" for kind in config["layer_types"]
+            ],
+            "rope.freq_base_swa": float(rope["sliding_attention"]["rope_theta"]),
+        }
+    if config["model_type"] == "phi3":
+        original = config["original_max_position_embeddings"]
+        scale = config["max_position_embeddings"] / original
+        found["rope.scaling.original_context_length"] = original
+        found["attention.sliding_window"] = config["sliding_window"] or 0
+        if full["rope_type"] == "longrope":
+            found["rope.scaling.attn_factor"] = math.sqrt(1 + math.log(scale) / math.log(original))
+    if full.get("rope_type") == "yarn":
+        found |= {
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": full["factor"],
+            "rope.scaling.original_context_length": full["original_max_position_embeddings"],
+            "rope.scaling.yarn_attn_factor": full["attention_factor"],
+            "rope.scaling.yarn_beta_fast": full["beta_fast"],
+            "rope.scaling.yarn_beta_slow": full["beta_slow"],
+        }
+    return found
+
+
+def _apart(
+    tensors: Mapping[str, Array], config: dict[str, Any], head_dim: int
+) -> Iterator[tuple[str, Array]]:
+    for name, values in tensors.items():
+        if "attn_qkv" not in name:
+            yield name, values
+            continue
+        heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+        cuts = [heads * head_dim, (heads + kv_heads) * head_dim]
+        for part, own in zip("qkv", np.split(values, cuts), strict=True):
+            yield name.replace("qkv", part), own
 
 
 def _tensors(folder: Path) -> list[tuple[str, Array]]:
@@ -80,9 +139,10 @@ def _tensors(folder: Path) -> list[tuple[str, Array]]:
     return found
 
 
-def _gguf_name(source: str) -> str:
+def _gguf_name(source: str, architecture: str) -> str:
     base, _, kind = source.removeprefix("model.").rpartition(".")
     if not base.startswith("layers."):
         return f"{_NAMES[base]}.{kind}"
     _, layer, inner = base.split(".", 2)
-    return f"blk.{layer}.{_NAMES[inner]}.{kind}"
+    names = _NAMES | _OWN_NAMES.get(architecture, {})
+    return f"blk.{layer}.{names[inner]}.{kind}"

@@ -233,11 +233,7 @@ FAMILIES: tuple[Case, ...] = (
 
 #: What tpiedge refuses, by the beginning of its name, and how.
 REFUSED = {"gemma4": "model_type is 'gemma4"}
-#: Beyond the original context, where all keys would be rotated anew.
-BEYOND = ("phi4-mini-long", "phi4-mini-turning")
-COMPUTED = tuple(
-    case for case in FAMILIES if case.name not in BEYOND and not case.name.startswith(tuple(REFUSED))
-)
+COMPUTED = tuple(case for case in FAMILIES if not case.name.startswith(tuple(REFUSED)))
 
 _EPS: Config = {"rms_norm_eps": 1e-6}
 _NO_WINDOW: Config = {"sliding_window": 100}

@@ -59,10 +59,12 @@ class Batch:
 
 class Batcher:
     """`step_tokens` limits a step's tokens. `sequences` limits the running sequences. `speculate` limits the guesses
-    for one sequence in a step. The caller adds measured times to `cost`."""
+    for one sequence in a step. `short_tokens`: see RopeConfig. The caller adds measured times to `cost`."""
 
-    def __init__(self, pool: PagePool, step_tokens: int, sequences: int = 1, speculate: int = 0) -> None:
-        self._pool, self.cost = pool, StepCost()
+    def __init__(
+        self, pool: PagePool, step_tokens: int, sequences: int, speculate: int, short_tokens: int
+    ) -> None:
+        self._pool, self.cost, self._short_tokens = pool, StepCost(), short_tokens
         self._step_tokens, self._sequences, self._speculate = step_tokens, sequences, speculate
         self._waiting: deque[RunningSequence] = deque()
         self._running: list[RunningSequence] = []
@@ -84,11 +86,11 @@ class Batcher:
 
     def add(self, request: GenerationRequest) -> RunningSequence:
         """Accepts a request, which must fit the cache."""
-        sequence = RunningSequence(request, [*request.prompt_ids, *request.answer_ids])
+        sequence = RunningSequence(request, [*request.prompt_ids, *request.answer_ids], self._short_tokens)
         if self._speculate:
             sequence.lookup = PromptLookup()
         restored = self._restored.pop(request.id, None)
-        if restored is not None and restored.matches(request, sequence.ids):
+        if restored is not None and restored.matches(sequence):
             sequence.restored = restored
         elif restored is not None:
             self._pool.give_back(restored.pages)
@@ -108,7 +110,7 @@ class Batcher:
                 break
             places |= {page: len(places) + at for at, page in enumerate(new)}
             had = tuple(places[page] for page in pages)
-            saved.append(SavedSequence.of(one.request, one.ids[: one.done], had))
+            saved.append(SavedSequence.of(one, had))
         return tuple(places), tuple(saved)
 
     def adopt(self, sequences: Sequence[SavedSequence], pages: int, *, private: bool) -> None:
@@ -152,7 +154,7 @@ class Batcher:
         self._pool.fit(len(sequence.ids) for sequence in self._running)
         tables = tuple(change for piece in pieces if (change := _change(piece.sequence)) is not None)
         left = max(0, MAX_PAGES - sum(len(change.pages) for change in tables))
-        segments = tuple(Segment(one.sequence.slot, one.start, len(one.ids), one.wanted) for one in pieces)
+        segments = tuple(piece.segment for piece in pieces)
         decode_tokens = sum(len(piece.ids) for piece in pieces if piece.sequence.decodes)
         return Batch(tuple(pieces), tables, self._pool.discarded(left), segments, decode_tokens)
 
@@ -164,8 +166,9 @@ class Batcher:
         self._publish(sequence)
 
     def decided(self, piece: StepPiece, tokens: Sequence[int]) -> None:
-        """Records the tokens drawn after `piece`; there are none within a prompt."""
-        sequence = piece.sequence
+        """Records the tokens drawn after `piece`; there are none within a prompt. Preempts a sequence that becomes
+        long."""
+        sequence, was_long = piece.sequence, piece.sequence.long
         sequence.undrawn = False
         sequence.done = piece.stop - piece.drafted + max(0, len(tokens) - 1)
         sequence.ids += tokens
@@ -173,7 +176,10 @@ class Batcher:
         if tokens:
             sequence.drafting.learn(piece.guess, tokens)
         _feed(sequence, len(sequence.ids) if tokens else sequence.done)
-        self._publish(sequence)
+        if sequence.long is was_long:
+            self._publish(sequence)
+        else:
+            self._preempt(sequence)
 
     def _admit(self) -> None:
         passed: list[RunningSequence] = []
@@ -200,7 +206,7 @@ class Batcher:
             return list(sequence.restored.pages)
         if not self._shares(sequence):
             return []
-        scope = sequence.request.scope
+        scope = sequence.scope
         sequence.expected = sequence.expected or [*self._pool.names(sequence.ids[:-1], scope)]
         found = self._pool.find(sequence.ids, scope)
         at = len(found)
@@ -236,6 +242,11 @@ class Batcher:
         _feed(sequence, sequence.done)
         self._running.append(sequence)
 
+    def _preempt(self, sequence: RunningSequence) -> None:
+        self._running.remove(sequence)
+        self._release(sequence)
+        self._waiting.appendleft(sequence)
+
     def _release(self, sequence: RunningSequence) -> None:
         self._pool.give_back(sequence.pages)
         heapq.heappush(self._slots, sequence.slot)
@@ -254,7 +265,7 @@ class Batcher:
         size = self._pool.positions
         while (len(sequence.names) + 1) * size <= sequence.done:
             at = len(sequence.names)
-            before = sequence.names[-1] if at else self._pool.scope_name(sequence.request.scope)
+            before = sequence.names[-1] if at else self._pool.scope_name(sequence.scope)
             tokens = sequence.ids[at * size : (at + 1) * size]
             sequence.names.append(self._pool.publish(sequence.pages[at], before, tokens))
 
@@ -291,7 +302,8 @@ class Batcher:
 
     def _guess(self, sequence: RunningSequence) -> Guess:
         left = sequence.request.max_tokens - sequence.answer_tokens - 1
-        most = min(self._speculate, left)
+        short_left = self._speculate if sequence.long else sequence.short_tokens - len(sequence.ids)
+        most = min(self._speculate, left, short_left)
         if sequence.lookup is None or most <= 0:
             return NO_GUESS
         forced = tuple((sequence.forced() or ())[:most])
@@ -317,9 +329,7 @@ class Batcher:
             youngest = self._running[-1]
             if youngest.slot in planned or (youngest is sequence and not pieces):
                 return False
-            self._running.remove(youngest)
-            self._release(youngest)
-            self._waiting.appendleft(youngest)
+            self._preempt(youngest)
             if youngest is sequence:
                 return False
         return True

@@ -68,6 +68,7 @@ def _tables(rope: RopeConfig | None, width: int, segment: Segment) -> Iterator[t
     if rope is None:
         yield torch.empty(segment.length, 0), torch.empty(segment.length, 0)
         return
+    rope = rope.long if segment.long else rope
     start, stop = segment.start, segment.start + segment.length
     for block in range(start // _POSITIONS, (stop - 1) // _POSITIONS + 1):
         cos_Pr, sin_Pr = _kept_tables(rope, width, block)

@@ -78,7 +78,8 @@ class Leader:
         self._read: tuple[tuple[str, int, int], ...] = ()
         positions, key = cache.page_positions, secrets.token_bytes(32)
         self._pool = PagePool(cache.pages, positions, key, serving.grain_pages)
-        self._batcher = Batcher(self._pool, self._limits.step_tokens, serving.sequences, serving.speculate)
+        step_tokens, short_tokens = self._limits.step_tokens, engine.config.short_tokens
+        self._batcher = Batcher(self._pool, step_tokens, serving.sequences, serving.speculate, short_tokens)
         self._waits = MaskWaits()
         self._drawing = Drawing(serving.epoch, engine, self._batcher, self._waits)
         self._live: dict[str, LiveRequest] = {}

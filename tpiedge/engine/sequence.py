@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from tpiedge.engine.drafting import NO_GUESS, DraftLength, Guess, PromptLookup
+from tpiedge.wire.data import Segment
 from tpiedge.wire.requests import GenerationRequest
 
 
@@ -20,12 +21,13 @@ class SavedSequence:
     pages: tuple[int, ...]
 
     @staticmethod
-    def of(request: GenerationRequest, ids: Sequence[int], pages: tuple[int, ...]) -> "SavedSequence":
-        return SavedSequence(request.id, request.scope, len(ids), _digest(ids), pages)
+    def of(sequence: "RunningSequence", pages: tuple[int, ...]) -> "SavedSequence":
+        computed = sequence.ids[: sequence.done]
+        return SavedSequence(sequence.request.id, sequence.scope, len(computed), _digest(computed), pages)
 
-    def matches(self, request: GenerationRequest, ids: Sequence[int]) -> bool:
-        fits = self.scope == request.scope and self.done < len(ids)
-        return fits and _digest(ids[: self.done]) == self.tokens
+    def matches(self, sequence: "RunningSequence") -> bool:
+        fits = self.scope == sequence.scope and self.done < len(sequence.ids)
+        return fits and _digest(sequence.ids[: self.done]) == self.tokens
 
 
 def _digest(ids: Sequence[int]) -> str:
@@ -39,6 +41,8 @@ class RunningSequence:
     request: GenerationRequest
     #: Prompt and answer, whose last token is not computed yet.
     ids: list[int]
+    #: See RopeConfig.
+    short_tokens: int
     slot: int = -1
     #: Positions whose keys and values are computed and decided.
     done: int = 0
@@ -72,6 +76,16 @@ class RunningSequence:
         return len(self.ids) - self.prompt_tokens
 
     @property
+    def long(self) -> bool:
+        """Whether LongRoPE's long factors rotate all positions."""
+        return len(self.ids) > self.short_tokens
+
+    @property
+    def scope(self) -> str:
+        """Names the sequences that may share pages: long ones share none with others."""
+        return f"{self.request.scope} long" if self.long else self.request.scope
+
+    @property
     def remaining(self) -> int:
         return len(self.ids) - self.done
 
@@ -103,6 +117,10 @@ class StepPiece:
     @property
     def stop(self) -> int:
         return self.start + len(self.ids)
+
+    @property
+    def segment(self) -> Segment:
+        return Segment(self.sequence.slot, self.start, len(self.ids), self.wanted, self.sequence.long)
 
     @property
     def draws(self) -> bool:

@@ -47,16 +47,17 @@ class WindowRows:
     def logits(self, ids: tuple[int, ...]) -> Iterator[torch.Tensor]:
         """Yields the f32 logits [R, V] of all positions in order. Each tensor is valid until the next."""
         for start in range(0, len(ids), self._limits.step_tokens):
-            x_TH = self._run(ids[start : start + self._limits.step_tokens], start)
+            long = len(ids) > self._engine.config.short_tokens
+            x_TH = self._run(ids[start : start + self._limits.step_tokens], start, long=long)
             for row in range(0, x_TH.shape[0], ROWS):
                 yield self._head.logits(x_TH[row : row + ROWS])
 
-    def _run(self, ids: tuple[int, ...], start: int) -> torch.Tensor:
+    def _run(self, ids: tuple[int, ...], start: int, *, long: bool) -> torch.Tensor:
         self._step += 1
         plan = StepPlan(
             epoch=_EPOCH,
             step=self._step,
-            segments=(Segment(_SLOT, start, len(ids), len(ids)),),
+            segments=(Segment(_SLOT, start, len(ids), len(ids), long),),
             chunk_tokens=self._limits.chunk_of(len(ids), shared=False),
             tokens=len(ids),
             tables=(TableChange(_SLOT, 0, tuple(range(self._engine.cache.pages)), start),),

@@ -94,6 +94,11 @@ class ModelConfig:
         return self.rope.context_tokens if self.rope else self.max_position_embeddings
 
     @property
+    def short_tokens(self) -> int:
+        """See RopeConfig."""
+        return self.rope.short_tokens if self.rope else MAX_POSITIONS
+
+    @property
     def num_heads(self) -> int:
         return self.first.attention.heads
 
@@ -396,10 +401,10 @@ def _checked(config: ConfigFields, model: ModelConfig) -> ModelConfig:
                 needed = f"an earlier layer with its own keys, of {own[0]} KV heads {own[1]} wide"
                 config.refuse("keys_of", f"of layer {number} is {used}, not {needed}")
         rope, width = attention.rope, attention.width
-        if rope and rope.kind == "longrope" and 2 * len(rope.short_factor) != rope.rotated(width):
-            config.refuse(
-                "short_factor", f"has {len(rope.short_factor)} numbers for heads of {width} columns"
-            )
+        if rope and rope.kind == "longrope":
+            for name in ("short_factor", "long_factor"):
+                if 2 * (count := len(getattr(rope, name))) != rope.rotated(width):
+                    config.refuse(name, f"has {count} numbers for heads of {width} columns")
     return model
 
 

@@ -1,7 +1,7 @@
 """Describes rotary position embeddings, with the scalings of transformers 5 (`modeling_rope_utils.py`). Pure data."""
 
 from collections.abc import Collection
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, Literal, cast, get_args
 
 from msgspec import Meta
@@ -38,12 +38,13 @@ class RopeConfig:
     mscale_all_dim: Annotated[float, Meta(ge=0, le=1e3)] | None = None
     truncate: bool = True
     part: Annotated[float, Meta(gt=0, le=1)] = 1.0
-    #: For longrope: divisors of the frequencies within the original context.
+    #: For longrope: divisors of the frequencies of sequences within the original context, and of longer ones.
     short_factor: tuple[_Divisor, ...] = ()
+    long_factor: tuple[_Divisor, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Returns the fields. Those that older packs lack are left out unless they are used."""
-        new = {"part": 1.0, "short_factor": ()}
+        new = {"part": 1.0, "short_factor": (), "long_factor": ()}
         return {name: value for name, value in asdict(self).items() if name not in new or value != new[name]}
 
     def rotated(self, width: int) -> int:
@@ -60,9 +61,16 @@ class RopeConfig:
                 return int(self.max_positions * self.factor)
             case "yarn":
                 return max(self.max_positions, int(self.original_positions * self.factor))
-            case "longrope":  # beyond, all earlier positions would be rotated otherwise
-                return self.original_positions
         return self.max_positions
+
+    @property
+    def short_tokens(self) -> int:
+        """The tokens of the longest sequence that is rotated like this; `long` rotates all positions of longer ones."""
+        return self.original_positions if self.kind == "longrope" else MAX_POSITIONS
+
+    @property
+    def long(self) -> "RopeConfig":
+        return replace(self, short_factor=self.long_factor) if self.kind == "longrope" else self
 
     @staticmethod
     def from_huggingface(
@@ -118,7 +126,8 @@ class RopeConfig:
             mscale_all_dim=rope.optional_number("mscale_all_dim", 0, 1e3),
             truncate=rope.flag("truncate", True),
             part=rope.number(_PART, 1e-3, 1, 1.0),
-            short_factor=_factors(rope) if kind == "longrope" else (),
+            short_factor=_factors(rope, "short_factor") if kind == "longrope" else (),
+            long_factor=_factors(rope, "long_factor") if kind == "longrope" else (),
         )
         found.check(rope)
         return found
@@ -133,7 +142,7 @@ def rope_key(config: ConfigFields) -> str:
     return "rope_scaling" if config.raw("rope_scaling") else "rope_parameters"
 
 
-def _factors(rope: ConfigFields) -> tuple[float, ...]:
-    values = rope.sequence("short_factor", 1 << 9)
-    fields = ConfigFields(rope.where, {f"short_factor {place}": value for place, value in enumerate(values)})
+def _factors(rope: ConfigFields, key: str) -> tuple[float, ...]:
+    values = rope.sequence(key, 1 << 9)
+    fields = ConfigFields(rope.where, {f"{key} {place}": value for place, value in enumerate(values)})
     return tuple(fields.number(name, _MIN_FACTOR, _MAX_FACTOR) for name in fields.values)

@@ -15,12 +15,14 @@ CANCEL = 1
 
 
 class Segment(f.Wire, frozen=True):
-    """`length` new positions of the sequence in `slot`, from `start` on. The last `wanted` positions need logits."""
+    """`length` new positions of the sequence in `slot`, from `start` on. The last `wanted` positions need logits.
+    `long`: the sequence needs LongRoPE's long factors."""
 
     slot: f.U32
     start: f.U32
     length: f.U32
     wanted: f.U32
+    long: bool = False
 
 
 class TableChange(f.Wire, frozen=True):

@@ -39,7 +39,8 @@ def cost_of(*points: tuple[int, float]) -> StepCost:
 
 
 class Node:
-    """A KV cache as the test knows it: of every position of a page, which tokens led there."""
+    """A KV cache as the test knows it: of every position of a page, which tokens led there, and whether the sequence
+    was long."""
 
     def __init__(self, pages: int, size: int) -> None:
         self._size = size
@@ -58,13 +59,14 @@ class Node:
         for page in batch.discarded:
             self._pages[page] = [None] * self._size
         pieces = {piece.sequence.slot: piece for piece in batch.pieces}
+        long = {segment.slot: segment.long for segment in batch.segments}
         texts = {slot: [*one.sequence.ids[: one.start], *one.ids] for slot, one in pieces.items()}
         for segment in batch.segments:
             self._write(segment, texts[segment.slot])
         for slot, piece in pieces.items():
             assert self._lengths[slot] == piece.stop
             for position in range(piece.stop):
-                assert self._at(slot, position) == tuple(texts[slot][: position + 1])
+                assert self._at(slot, position) == (long[slot], *texts[slot][: position + 1])
 
     def _write(self, segment: Segment, text: Sequence[int]) -> None:
         stop = segment.start + segment.length
@@ -73,7 +75,7 @@ class Node:
         assert segment.wanted <= segment.length
         for position in range(segment.start, stop):
             page = self._tables[segment.slot][position // self._size]
-            self._pages[page][position % self._size] = tuple(text[: position + 1])
+            self._pages[page][position % self._size] = (segment.long, *text[: position + 1])
         self._lengths[segment.slot] = stop
 
     def _at(self, slot: int, position: int) -> object:
@@ -94,9 +96,11 @@ class Engine:
         size: int = SIZE,
         cost: StepCost | None = None,
         model: Model = wandering,
+        short_tokens: int = 1 << 20,
     ) -> None:
         self.pool = PagePool(pages, size, b"key", grain)
-        self.batcher = Batcher(self.pool, step_tokens, sequences, speculate)
+        self.batcher = Batcher(self.pool, step_tokens, sequences, speculate, short_tokens)
+        self.short_tokens = short_tokens
         self.batcher.cost = self.cost = cost or self.batcher.cost
         self.node = Node(pages, size)
         self.model = model
@@ -121,7 +125,7 @@ class Engine:
         self.node.compute(batch)
         for piece in batch.pieces:
             self.batcher.decided(piece, self.drawn(piece) if piece.draws else ())
-        for sequence in self.running:
+        for sequence in self.batcher.sequences:
             if sequence.answer_tokens == sequence.request.max_tokens:
                 self.end(sequence)
         self.check_pages()
@@ -168,7 +172,9 @@ class Engine:
         slots = [piece.sequence.slot for piece in batch.pieces]
         assert len(set(slots)) == len(slots)
         assert [segment.slot for segment in batch.segments] == slots
-        for piece in batch.pieces:
+        for piece, segment in zip(batch.pieces, batch.segments, strict=True):
+            assert segment.long == (len(piece.sequence.ids) > self.short_tokens)
+            assert segment.long or piece.stop <= self.short_tokens
             assert piece.start == piece.sequence.done
             assert not piece.drafted or piece.sequence.decodes
         held = {page for sequence in self.running for page in sequence.pages}
@@ -188,6 +194,22 @@ class Engine:
             assert all(at < len(sequence.names) for at in shared)
         for sequence in self.batcher.sequences[len(running) :]:
             assert (sequence.slot, sequence.pages, sequence.done) == (-1, [], 0)
+
+
+def test_sequence_that_becomes_long_is_computed_anew_and_shares_with_long_ones() -> None:
+    engine = Engine(30, short_tokens=10)
+    first = engine.add([*range(8)], 6)
+    found = [
+        (piece.start, len(piece.ids), segment.long)
+        for batch in engine.run()
+        for piece, segment in zip(batch.pieces, batch.segments, strict=True)
+    ]
+    assert found == [(0, 8, False), (8, 1, False), (9, 1, False), (0, 11, True), (11, 1, True), (12, 1, True)]
+    assert (first.ids, first.steps) == (engine.answer(first), 6)
+    long, short = engine.add([*first.ids[:11]], 1), engine.add([*first.ids[:9]], 1)
+    engine.step()
+    assert (long.cached, short.cached) == (8, 8)
+    assert not set(long.pages) & set(short.pages)
 
 
 def lengths(batch: Batch) -> list[int]:
@@ -369,6 +391,7 @@ def test_random_schedules_give_every_sequence_its_answer(data: st.DataObject) ->
         grain=draw(st.sampled_from([0, 1, 3]), "grain"),
         cost=draw(st.sampled_from(COSTS), "cost")(),
         model=draw(st.sampled_from(MODELS), "model"),
+        short_tokens=draw(st.sampled_from([1000, 5, 12, 13, 22]), "short_tokens"),
     )
     sequences: list[RunningSequence] = []
     stopped: list[RunningSequence] = []

@@ -36,6 +36,8 @@ class TinyGguf:
     seed: int = 0
     vector_kind: str = "F32"
     exact_vectors: bool = False
+    #: Whether a fused architecture has q, k and v apart, as its older files.
+    split: bool = False
 
     def tensors(self) -> dict[str, Array]:
         """Name in the file -> f32, queries and keys already in the file's order."""
@@ -72,10 +74,14 @@ class TinyGguf:
                 part |= {f"{name}.bias": vector(size) for name, size in sizes.items()}
             if self.architecture in ("qwen3", "gemma3"):
                 part |= {f"{name}.weight": vector(self.head_dim) for name in ("attn_q_norm", "attn_k_norm")}
-            if self.architecture in ("gemma2", "gemma3"):
+            if self.architecture == "olmo2":
+                part |= {"attn_q_norm.weight": vector(queries), "attn_k_norm.weight": vector(keys)}
+                del part["attn_norm.weight"], part["ffn_norm.weight"]
+            if self.architecture in ("gemma2", "gemma3", "olmo2"):
                 part |= {f"post_{name}_norm.weight": vector(self.hidden) for name in ("attention", "ffw")}
             if self.architecture == "phi3":
-                part["attn_qkv.weight"] = np.vstack([part.pop(f"attn_{name}.weight") for name in "qkv"])
+                if not self.split:
+                    part["attn_qkv.weight"] = np.vstack([part.pop(f"attn_{name}.weight") for name in "qkv"])
                 part["ffn_up.weight"] = np.vstack([part.pop("ffn_gate.weight"), part["ffn_up.weight"]])
             found |= {f"blk.{layer}.{name}": value for name, value in part.items()}
         found |= self.extra

@@ -316,13 +316,20 @@ def test_random_field_values_are_read_or_refused(data: st.DataObject) -> None:
         ("granite3.3-2b", ("factors", "logit_divisor"), 0.0),
         ("granite3.3-2b", ("factors", "block"), math.inf),
         ("granite3.3-2b", ("factors", "scores"), math.nan),
-        ("phi4-mini-3.8b", ("rope", "short_factor"), [1.0] * 47),
+        ("phi4-mini-3.8b", ("layers", 0, "attention", "rope", "short_factor"), [1.0] * 47),
+        ("phi4-mini-3.8b", ("layers", 3, "attention", "rope", "long_factor"), [1.0] * 47),
     ],
 )
-def test_impossible_numbers_of_packs_are_refused(name: str, path: tuple[str, str], value: object) -> None:
+def test_impossible_numbers_of_packs_are_refused(
+    name: str, path: tuple[int | str, ...], value: object
+) -> None:
     ours: Any = json.loads(json.dumps(parse(preset(name)).to_json()))
-    ours[path[0]][path[1]] = value
-    with pytest.raises(UserError, match=path[1]):
+    *outer, key = path
+    at = ours
+    for step in outer:
+        at = at[step]
+    at[key] = value
+    with pytest.raises(UserError, match=str(key)):
         ModelConfig.from_json(ours)
 
 

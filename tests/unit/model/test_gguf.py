@@ -38,7 +38,7 @@ Q4, Q8, BF16, F32 = Precision.Q4, Precision.Q8, Precision.BF16, Precision.F32
 
 
 PAIRED = ["llama", "granite", "smollm3", "mistral3"]
-ARCHITECTURES = [*PAIRED, "qwen2", "qwen3", "gemma2", "gemma3", "phi3"]
+ARCHITECTURES = [*PAIRED, "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "olmo2"]
 
 
 def checkpoint_numbers(path: Path, model: GgufModel) -> dict[str, Array]:
@@ -90,6 +90,18 @@ def test_gguf_import_is_lossless(tmp_path: Path, architecture: str, kind: str, p
     assert (quality is not None) == precision.quantised
     assert quality is None or quality.total.noise == 0
     assert losses(model, quality) == []
+
+
+def test_older_files_have_queries_keys_and_values_apart(tmp_path: Path) -> None:
+    whole, split = (
+        GgufModel.open(TinyGguf("phi3", split=split).write(tmp_path / f"{split}.gguf"))
+        for split in (False, True)
+    )
+    assert split.config == whole.config
+    assert split.tensors.keys() == whole.tensors.keys()
+    with closing(TensorSource(whole.tensors)) as one, closing(TensorSource(split.tensors)) as other:
+        for name in whole.tensors:
+            np.testing.assert_array_equal(one.read(name), other.read(name), err_msg=name)
 
 
 @pytest.mark.parametrize("kind", ["F32", "F16"])
@@ -197,6 +209,7 @@ def test_llama3_rope_scaling_is_recovered_from_divisors(tmp_path: Path, original
 _SCALING = "llama.rope.scaling."
 _LINEAR = {f"{_SCALING}type": "linear", f"{_SCALING}factor": 4.0}
 _YARN = {f"{_SCALING}type": "yarn", f"{_SCALING}factor": 4.0, f"{_SCALING}original_context_length": 32}
+_YARN_FACTOR = f"{_SCALING}yarn_attn_factor"
 _IDS = {"token_type": [3, 3, 3, 1, 3], "bos_token_id": 0, "eos_token_id": 1}
 _PIECES = ["<unk>", "<s>", "<e>", "a"]
 
@@ -222,6 +235,8 @@ READ: list[tuple[dict[str, Any], dict[str, object]]] = [
     ({"keys": _LINEAR | {f"{_SCALING}factor": 1.0}}, {"rope.kind": "default"}),
     ({"keys": {"llama.rope.scale_linear": 2.0}}, {"rope.kind": "linear", "rope.factor": 2.0}),
     ({"keys": _YARN}, {"rope.kind": "yarn", "rope.factor": 4.0, "rope.original_positions": 32}),
+    ({"keys": _YARN}, {"rope.attention_factor": None}),
+    ({"keys": _YARN | {_YARN_FACTOR: 1.5}}, {"rope.attention_factor": 1.5}),
     (texts(tokens=["<s>", "</s>", "<|eot_id|>", "a", "<|im_end|>"], **_IDS), {"bos_id": 0, "eos_ids": (1, 2, 4)}),
     # SentencePiece's vocabularies begin a text with 1 and end it with 2.
     (texts(model="llama", tokens=_PIECES), {"bos_id": 1, "eos_ids": (2,)}),
@@ -307,6 +322,26 @@ CONFIGS: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
          "rope_scaling": {"type": "longrope", "attention_factor": 1.183216, "short_factor": _TURNS.tolist(),
                           "long_factor": (2 * _TURNS).tolist()}},
     ),
+    ("olmo2", {"rope.freq_base": 5e5}, {}, {"model_type": "olmo2", "rope_theta": 5e5}),
+    (
+        "olmo2",
+        {f"rope.scaling.{key}": value for key, value in _YARN3.items()}
+        | {"rope.scaling.yarn_attn_factor": 1.6, "attention.sliding_window": 16, "rope.freq_base": 5e5,
+           "attention.sliding_window_pattern": [True, True, False, True, False, True, True]},
+        {},
+        {"model_type": "olmo3", "sliding_window": 16,
+         "layer_types": [f"{'full' if layer in (2, 4) else 'sliding'}_attention" for layer in range(7)],
+         "rope_parameters": {
+             "full_attention": {
+                 "rope_type": "yarn", "rope_theta": 5e5, "factor": 4.0, "original_max_position_embeddings": 32,
+                 "beta_fast": 16.0, "attention_factor": 1.6,
+             },
+             "sliding_attention": {"rope_theta": 5e5},
+         }},
+    ),
+    ("olmo2", {"attention.sliding_window": 16, "rope.freq_base": 5e5, "rope.freq_base_swa": 1e4}, {},
+     {"model_type": "olmo3", "sliding_window": 16, "rope_parameters": {
+         "full_attention": {"rope_theta": 5e5}, "sliding_attention": {"rope_theta": 1e4}}}),
     ("phi3", {"attention.sliding_window": 20, "rope.scaling.original_context_length": 128}, {},
      {"model_type": "phi3", "sliding_window": 20, "original_max_position_embeddings": 128}),
 ]  # fmt: skip
@@ -333,6 +368,22 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (
         {"architecture": "gemma3", "keys": {"gemma3.attn_logit_softcapping": 50.0}},
         "attn_logit_softcapping is set",
+    ),
+    (
+        {
+            "architecture": "olmo2",
+            "keys": {
+                "olmo2.attention.sliding_window": 8,
+                "olmo2.attention.sliding_window_pattern": [True, False],
+            },
+        },
+        r"layer_types is .*, not a list of at most 1 entries",
+    ),
+    ({"keys": {_YARN_FACTOR: 1.2}}, "yarn_attn_factor is set"),
+    ({"keys": _YARN | {_YARN_FACTOR: 1.0}}, "yarn_attn_factor is 1, which may mean none"),
+    (
+        {"architecture": "phi3", "split": True, "without": ("blk.0.attn_k.weight",)},
+        "blk.0.attn_k.weight is missing",
     ),
     ({"keys": {"llama.residual_scale": 0.5}}, "llama.residual_scale is set"),
     ({"keys": {"llama.rope.scaling.yarn_log_multiplier": 0.5}}, "yarn_log_multiplier is set"),

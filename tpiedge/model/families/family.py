@@ -109,6 +109,12 @@ def one_window(config: ConfigFields, layers: int) -> Windows:
     return (window_size(config),) * layers
 
 
+def listed_windows(config: ConfigFields, layers: int) -> Windows:
+    """Reads `layer_types`. Without them, all layers have windows."""
+    window = window_size(config, 4096)
+    return (window,) * layers if config.raw("layer_types") is None else typed_windows(config, layers, window)
+
+
 def typed_windows(config: ConfigFields, layers: int, window: int | None) -> Windows:
     """Reads `layer_types`, one for each layer."""
     types = config.sequence("layer_types", layers)

@@ -1,13 +1,6 @@
 """Mistral 7B, Nemo and Small."""
 
-from tpiedge.model.families.family import Family, Windows, common, shape, typed_windows, window_size
-from tpiedge.model.folder import ConfigFields
-
-
-def _windows(config: ConfigFields, layers: int) -> Windows:
-    window = window_size(config, 4096)
-    return (window,) * layers if config.raw("layer_types") is None else typed_windows(config, layers, window)
-
+from tpiedge.model.families.family import Family, common, listed_windows, shape
 
 _MISTRAL = common("Mistral", 1e-5, 10000.0, bos_token_id=1, eos_token_id=2, sliding_window=4096)
 _SMALL = common("Mistral", 1e-5, 1e9, bos_token_id=1, eos_token_id=2, sliding_window=None, head_dim=128)
@@ -25,7 +18,7 @@ FAMILY = Family(
     "Mistral",
     {"num_key_value_heads": 8, "bos_token_id": 1, "eos_token_id": 2},
     attention_bias=False,
-    windows=_windows,
+    windows=listed_windows,
     wrappers=("mistral3",),
     ignored_in_wrappers=frozenset({"layer_types"}),
     presets=_PRESETS,

@@ -1,6 +1,9 @@
 """OLMo 2."""
 
-from tpiedge.model.families.family import Family, common, shape
+from collections.abc import Mapping
+from typing import Any
+
+from tpiedge.model.families.family import FULL, SLIDING, Family, Gguf, common, shape
 
 _OLMO2 = common("Olmo2", 1e-6, 500000.0, eos_token_id=100257)
 _PRESETS = {
@@ -9,6 +12,37 @@ _PRESETS = {
     "olmo2-13b": shape(_OLMO2, 5120, 13824, 40, 40, 40, 100352, 4096),
 }
 
+
+def _more(config: Mapping[str, Any]) -> Mapping[str, object]:
+    """Returns the fields of OLMo 3 if there are windows, else of OLMo 2."""
+    if "sliding_window" not in config:
+        return {"model_type": "olmo2", "architectures": ["Olmo2ForCausalLM"]}
+    full = config["rope_parameters"]
+    local = {"rope_theta": config.get("rope_local_base_freq", full["rope_theta"])}
+    pattern = config.get("sliding_window_pattern")
+    return {
+        "model_type": "olmo3",
+        "architectures": ["Olmo3ForCausalLM"],
+        "rope_parameters": {FULL[0]: full, SLIDING: local},
+        "layer_types": [SLIDING if one else FULL[0] for one in pattern]
+        if isinstance(pattern, list)
+        else None,
+    }
+
+
+GGUF = Gguf(
+    "olmo2",
+    tensors={
+        "post_attention_layernorm": "post_attention_norm",
+        "post_feedforward_layernorm": "post_ffw_norm",
+    },
+    keys={
+        "attention.sliding_window": "sliding_window",
+        "attention.sliding_window_pattern": "sliding_window_pattern",
+        "rope.freq_base_swa": "rope_local_base_freq",
+    },
+    more=_more,
+)
 FAMILY = Family(
     "olmo2",
     "Olmo2",
@@ -16,4 +50,5 @@ FAMILY = Family(
     row_norms=True,
     norms="after",
     presets=_PRESETS,
+    gguf=GGUF,
 )

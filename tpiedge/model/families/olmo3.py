@@ -1,6 +1,7 @@
 """OLMo 3."""
 
 from tpiedge.model.families.family import Family, common, periodic_windows, ropes_by_type, shape
+from tpiedge.model.families.olmo2 import GGUF
 
 _YARN = {
     "rope_type": "yarn",
@@ -25,4 +26,5 @@ FAMILY = Family(
     windows=periodic_windows(4, 4096),
     ropes=ropes_by_type(500_000.0, 500_000.0),
     presets=_PRESETS,
+    gguf=GGUF,
 )

@@ -1,4 +1,4 @@
-"""Phi-3 and Phi-4-mini, within the context in which they were pretrained."""
+"""Phi-3 and Phi-4-mini."""
 
 import math
 from collections.abc import Mapping

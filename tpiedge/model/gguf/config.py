@@ -34,11 +34,12 @@ _POOLINGS = ("", "mean", "cls", "last", "rank")  # by their numbers in the forma
 # A file has only the divisors that Llama 3's rule gives: these pretraining contexts are tried.
 _LLAMA3_CONTEXTS = tuple(1 << power for power in (13, 12, 14, 11, 15, 16, 17, 10, 9, 8, 7, 6, 5))
 FREQUENCIES, LONGROPE = "rope_freqs.weight", ("rope_factors_short.weight", "rope_factors_long.weight")
+_YARN_FACTOR = "rope.scaling.yarn_attn_factor"
 # Keys that change what a model computes. A family names those that it reads.
 _FACTORS = (
     *("attention.scale", "logit_scale", "embedding_scale", "residual_scale", "attention.temperature_scale"),
     *("attn_logit_softcapping", "final_logit_softcapping", "attention.clamp_kqv", "attention.max_alibi_bias"),
-    *(f"rope.scaling.{key}" for key in ("attn_factor", "yarn_attn_factor", "yarn_log_multiplier")),
+    *("rope.scaling.attn_factor", _YARN_FACTOR, "rope.scaling.yarn_log_multiplier"),
 )
 
 
@@ -82,7 +83,9 @@ def huggingface_config(header: GgufHeader) -> dict[str, object]:
         "dtype": "bfloat16" if embedding.kind == "BF16" else "float32",
     }
     for key, ours in files.keys.items():
-        if number := keys.optional_number(f"{name}.{key}", -_MAX, _MAX):  # 0 means unset
+        if isinstance(listed := keys.raw(f"{name}.{key}"), np.ndarray):
+            config[ours] = listed[: size("block_count") + 1].tolist()
+        elif number := keys.optional_number(f"{name}.{key}", -_MAX, _MAX):  # 0 means unset
             config[ours] = _single(number) if isinstance(keys.raw(f"{name}.{key}"), float) else int(number)
     return {**config, **files.more(config)}
 
@@ -121,6 +124,7 @@ def _refuse_unsupported(header: GgufHeader, files: Gguf, head_dim: int) -> None:
             keys.refuse(f"{name}.{key}", f"is {found}, not the numbers of a head ({head_dim})")
     for key in _FACTORS:
         is_read = key in files.keys or (key == "rope.scaling.attn_factor" and LONGROPE[0] in header.tensors)
+        is_read |= key == _YARN_FACTOR and keys.raw(f"{name}.rope.scaling.type") == "yarn"
         if not is_read and keys.optional_number(f"{name}.{key}", -_MAX, _MAX) not in (None, 0, 1):
             keys.refuse(f"{name}.{key}", "is set, which is not supported")
 
@@ -146,12 +150,17 @@ def _rope(header: GgufHeader, name: str, head_dim: int, context: int) -> dict[st
         keys.refuse(f"{scaling}.type", f"is {quote(kind)}; supported are none, linear, yarn")
     factor = _single(keys.number(f"{scaling}.factor", 1e-3, 1e6))
     original = keys.integer(f"{scaling}.original_context_length", 1, _MAX, context)
+    # The checkpoint's `attention_factor`. A file that llama.cpp itself wrote has 1 in any case.
+    attention = keys.optional_number(f"{name}.{_YARN_FACTOR}", 0, 1e3)
+    if attention == 1:
+        keys.refuse(f"{name}.{_YARN_FACTOR}", "is 1, which may mean none: take the original checkpoint")
     return theta | {
         "rope_type": kind,
         "factor": factor,
         "original_max_position_embeddings": original,
         "beta_fast": keys.number(f"{scaling}.yarn_beta_fast", 0, 1e6, 32.0),
         "beta_slow": keys.number(f"{scaling}.yarn_beta_slow", 0, 1e6, 1.0),
+        "attention_factor": _single(attention) if attention else None,
     }
 
 

@@ -151,9 +151,13 @@ def gguf_tensors(header: GgufHeader, config: ModelConfig) -> dict[str, BlockTens
     files, _ = ARCHITECTURES[architecture(header)]
     found: dict[str, BlockTensor] = {}
     wanted: dict[str, tuple[int, ...]] = {}
-    for source, shape in model_spec(config).source_shapes.items():
+    spec = model_spec(config)
+    parts = {matrix.source: matrix.name for layer in spec.layers for matrix in layer.matrices}
+    for source, shape in spec.source_shapes.items():
         whole, rows = whole_source(source)
         name = gguf_name(whole, files.tensors)
+        if name not in header.tensors and ".attn_qkv." in name:  # older files
+            name, rows = name.replace("qkv", parts[source]), None
         tensor = header.tensors.get(name)
         if tensor is None:
             raise UserError(f"{header.path}: the tensor {name} is missing; download the file again")

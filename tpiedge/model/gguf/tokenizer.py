@@ -50,7 +50,7 @@ _CUTS = {
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), _QWEN2),
     **dict.fromkeys(("dbrx", "smaug-bpe"), _Cut(_WORDS % r"\p{N}{1,3}")),
     **dict.fromkeys(("smollm", "refact", "starcoder"), _Cut(digits=True)),
-    "gpt-2": _Cut(),
+    **dict.fromkeys(("gpt-2", "olmo"), _Cut()),
     "gpt-4o": _Cut(_CASED_WORDS % (_ENDING, _ENDING, r"\p{N}{1,3}")),
     "tekken": _Cut(_CASED_WORDS % ("", "", r"\p{N}"), whole_words=True, adds_bos=True),
 }
