@@ -12,7 +12,7 @@ from tests.cluster.alone import AloneOf
 from tests.cluster.packs import SPLITS, Packs, References, packed, sampled, shares_of, split
 from tests.cluster.test_streaming import PLACEMENTS
 from tests.fakes.cluster import InProcessCluster
-from tests.reference import CASES, COMPUTED
+from tests.reference import CASES, FAMILIES
 from tests.unit.kernels.instruction_sets import AVAILABLE
 from tests.unit.memory.conftest import narrow
 from tests.unit.model.gguf_files import TinyGguf
@@ -49,7 +49,7 @@ def logits_of(cluster: InProcessCluster, text: Sequence[int]) -> torch.Tensor:
 TRIED = dict.fromkeys(
     [
         *(("llama-gqa-odd", one, shares, False) for group in SPLITS for shares in group for one in QUANTISED),
-        *((name, QUANTISED[one], *way) for name, *way, one in sampled((*CASES, *COMPUTED))),
+        *((name, QUANTISED[one], *way) for name, *way, one in sampled((*CASES, *FAMILIES))),
     ]
 )
 #: Of every family, and cases with other shapes.

@@ -12,7 +12,7 @@ import torch
 
 from tests.cluster.packs import SPLITS, Packs, References, sampled, split
 from tests.fakes.cluster import InProcessCluster, greedy_request
-from tests.reference import CASES, COMPUTED, case
+from tests.reference import CASES, FAMILIES, case
 from tests.unit.memory.conftest import narrow
 from tpiedge.engine.steps import StepLimits
 from tpiedge.wire.control import PromptScores
@@ -30,7 +30,7 @@ def assert_close(actual: torch.Tensor, expected: np.ndarray) -> None:
 TRIED = dict.fromkeys(
     [
         *(("llama-gqa-odd", shares, False) for group in SPLITS for shares in group),
-        *(one[:3] for one in sampled((*CASES, *COMPUTED))),
+        *(one[:3] for one in sampled((*CASES, *FAMILIES))),
     ]
 )
 
@@ -49,7 +49,7 @@ def test_tokens_and_logits_are_those_of_transformers(
 
 def test_sample_has_every_family_in_every_way() -> None:
     ways: dict[object, list[tuple[int, bool, bool, int]]] = {}
-    for name, shares, streamed, number in sampled((*CASES, *COMPUTED)):
+    for name, shares, streamed, number in sampled((*CASES, *FAMILIES)):
         text: Any = case(name).config.get("text_config", case(name).config)
         nodes = shares.count(",") + 1
         way = nodes, len({*shares.split(",")}) == 1, streamed, number

@@ -101,9 +101,21 @@ def test_chat_works_through_a_pipe(tpiedge, generate, text_model):
     assert cleared == first
 
 
-def test_the_text_of_a_model_with_more_is_unpacked_as_a_model_of_text(here, references, tmp_path):
-    found = references("mistral3")
+UNUSED = (
+    "note: no layer uses model.layers.4.self_attn.k_proj.weight to model.layers.6.self_attn.k_norm.weight"
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "notes"), [("mistral3", []), ("gemma4-wrapped", [UNUSED]), ("gemma4-unused-keys", [UNUSED])]
+)
+def test_the_text_of_a_model_with_more_is_unpacked_as_a_model_of_text(
+    here, references, tmp_path, name, notes
+):
+    found = references(name)
     assert here("pack", found.folder, "--out", tmp_path / "pack").status == 0
-    assert here("unpack", tmp_path / "pack", tmp_path / "back").status == 0
+    unpacked = here("unpack", tmp_path / "pack", tmp_path / "back")
+    assert unpacked.status == 0
+    assert [line.partition(": a")[0] for line in unpacked.err.splitlines()] == notes
     again = answered(found.case, tmp_path / "back")
     assert (again.logits_TV == found.logits_TV).all()

@@ -12,12 +12,12 @@ or, in a test, the session's cache of it:
 """
 
 from tests.reference.cases import CASES, Case, case
-from tests.reference.families import COMPUTED
+from tests.reference.families import FAMILIES
 from tests.reference.huggingface import Reference, answered, build, hidden_states, reference
 
 __all__ = [
     "CASES",
-    "COMPUTED",
+    "FAMILIES",
     "Case",
     "Reference",
     "answered",

@@ -231,9 +231,6 @@ FAMILIES: tuple[Case, ...] = (
     ),
 )
 
-#: What tpiedge refuses, by the beginning of its name, and how.
-REFUSED = {"gemma4": "model_type is 'gemma4"}
-COMPUTED = tuple(case for case in FAMILIES if not case.name.startswith(tuple(REFUSED)))
 
 _EPS: Config = {"rms_norm_eps": 1e-6}
 _NO_WINDOW: Config = {"sliding_window": 100}

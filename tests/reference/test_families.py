@@ -6,11 +6,9 @@ import numpy as np
 import pytest
 
 from tests.reference.cases import MIN_MARGIN, Case, Config
-from tests.reference.families import FAMILIES, REFUSED, ablations
+from tests.reference.families import FAMILIES, ablations
 from tests.reference.huggingface import Reference, logits, reference
 from tests.reference.test_cases import tensors
-from tpiedge.errors import UserError
-from tpiedge.model.config import ModelConfig
 
 Known = Callable[[Case], Reference]
 
@@ -49,11 +47,3 @@ def test_a_change_of_the_configuration_changes_the_logits(case: Case, changes: C
     found = known(case)
     changed_TV = logits(found.folder, found.prompt_ids, changes)
     assert np.abs(changed_TV - found.logits_TV)[-1].max() > 0.05
-
-
-@pytest.mark.parametrize("case", FAMILIES, ids=_named)
-def test_a_family_that_is_not_computed_is_refused_in_words(case: Case, known: Known) -> None:
-    words = [words for name, words in REFUSED.items() if case.name.startswith(name)]
-    if words:
-        with pytest.raises(UserError, match=words[0]):
-            ModelConfig.open(known(case).folder)

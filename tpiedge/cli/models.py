@@ -6,10 +6,9 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import click
@@ -27,9 +26,9 @@ from tpiedge.model.gguf.model import GgufModel
 from tpiedge.model.presets import Alias, aliases, find_alias, preset, unsupported
 from tpiedge.model.source import HubCache, HubName, parse_hub_name
 from tpiedge.model.spec import config_of_pack, model_spec
-from tpiedge.pack.layout import storage_of
+from tpiedge.pack.layout import Storage, storage_of
 from tpiedge.pack.reader import Pack, remove_packs
-from tpiedge.pack.specs import CHOICES, BlobSpec, Precision
+from tpiedge.pack.specs import CHOICES, BlobKey, BlobSpec, Precision
 from tpiedge.pack.store import ShardStore, write_limit
 from tpiedge.sanitise import quote, sanitised_line
 from tpiedge.units import format_age, format_bytes, parse_bytes
@@ -64,9 +63,9 @@ def _card(name: str, cache: Path | None) -> dict[str, Any]:
     layers, sizes = dict[str, int](), dict[str, int]()
     for stored in [*([kept] if kept else []), *(storage_of(one, spec) for one in CHOICES)]:
         label = "keep" if stored is kept else stored.layers.value
-        layers[label] = sum(_nbytes(layer, stored.layers, stored.kept) for layer in spec.layers)
-        others = _nbytes(spec.embedding, stored.embedding) + _nbytes(spec.head, stored.head)
-        sizes[label] = layers[label] + others
+        nbytes = {key: _nbytes(stored, key, blob) for key, blob in spec.blobs.items()}
+        sizes[label] = sum(nbytes.values())
+        layers[label] = sizes[label] - nbytes["embedding"] - nbytes["head"]
     shape = ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "intermediate_size")
     return {
         "model": name,
@@ -127,13 +126,11 @@ def _numbers(blob: BlobSpec) -> int:
     )
 
 
-def _nbytes(
-    blob: BlobSpec, precision: Precision, kept: Mapping[str, Precision] = MappingProxyType({})
-) -> int:
-    """Returns the bytes of numbers and scales, without padding of units. `kept` as in Storage."""
-    nbytes = sum(vector.length for vector in blob.vectors) * precision.of_vectors.bits // 8
+def _nbytes(storage: Storage, key: BlobKey, blob: BlobSpec) -> int:
+    """Returns the bytes of numbers and scales, without padding of units."""
+    nbytes = sum(vector.length for vector in blob.vectors) * storage.of_blob(key).of_vectors.bits // 8
     for matrix in blob.matrices:
-        stored = kept.get(matrix.source, precision)
+        stored = storage.of_matrix(key, matrix)
         if stored.quantised:
             nbytes += PanelShape(stored.format, *matrix.source_shape).nbytes
         else:
@@ -143,12 +140,10 @@ def _nbytes(
 
 def _pull_bytes(alias: Alias) -> int:
     """Estimates, from the model's shape, how many bytes a pull fetches."""
-    config = ModelConfig.from_huggingface(preset(alias.shape))
-    spec = model_spec(config)
-    blobs = (*spec.layers, spec.embedding, spec.head)
+    blobs = model_spec(ModelConfig.from_huggingface(preset(alias.shape))).blobs
     # A tied head is stored once, with the embedding.
     stored = Precision.Q8 if alias.quant else Precision.BF16
-    return sum(_nbytes(blob, stored) for blob in blobs)
+    return sum(_nbytes(Storage(stored, stored, stored), key, blob) for key, blob in blobs.items())
 
 
 @click.command()

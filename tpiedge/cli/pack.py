@@ -33,7 +33,7 @@ from tpiedge.model.folder import read_text
 from tpiedge.model.gguf.model import GgufModel
 from tpiedge.model.presets import PRESETS, preset
 from tpiedge.model.source import refuse_gguf
-from tpiedge.model.spec import model_spec
+from tpiedge.model.spec import model_spec, unused_keys
 from tpiedge.model.template import MAX_TEMPLATE_BYTES, ChatTemplate
 from tpiedge.pack.export import export_safetensors
 from tpiedge.pack.layout import Storage
@@ -212,6 +212,9 @@ def unpack(model_name: str, out: Path, cache: Path | None) -> None:
         click.echo(
             "note: quantised matrices are exported in f32, as the numbers that they stand for", err=True
         )
+    if unused := [*unused_keys(ModelConfig.from_json(found.config))]:
+        shown = f"{unused[0]} to {unused[-1]}"
+        click.echo(f"note: no layer uses {shown}: a checkpoint may have them, but no pack", err=True)
     text = path / TEXT_FOLDER
     if text.is_dir():
         keep_text_files(text, out)

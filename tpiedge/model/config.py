@@ -26,7 +26,7 @@ from tpiedge.model.blocks import (
     Norms,
 )
 from tpiedge.model.families import FAMILIES, WRAPPERS
-from tpiedge.model.families.family import Factors, Family
+from tpiedge.model.families.family import Factors, Family, alike
 from tpiedge.model.folder import ConfigFields, has_file, parse_json, read_bytes, read_json
 from tpiedge.model.quantisation import Quantisation
 from tpiedge.model.rope import MAX_POSITIONS, Positions, RopeConfig
@@ -309,12 +309,15 @@ def _parsed(config: ConfigFields, family: Family) -> ModelConfig:
             family.row_norms,
         )  # fmt: skip
 
+    if family.layers is alike and config.raw("per_layer_config") is not None:
+        config.refuse("per_layer_config", "is set: layers of differing shapes are not supported")
     ropes = family.ropes(config, positions, windows)
+    layers_alike = tuple(Layer(attention(*one), ffn) for one in zip(windows, ropes, strict=True))
     return ModelConfig(
         model_type=family.model_type,
         hidden_size=config.integer("hidden_size", 1, _MAX_WIDTH),
         vocab_size=vocab,
-        layers=tuple(Layer(attention(*one), ffn) for one in zip(windows, ropes, strict=True)),
+        layers=family.layers(config, layers_alike),
         rms_norm_eps=config.number("rms_norm_eps", _MIN_EPS, _MAX_EPS, 1e-6),
         max_position_embeddings=positions,
         tie_word_embeddings=config.flag("tie_word_embeddings", False),
@@ -337,8 +340,6 @@ def _refuse_unsupported(config: ConfigFields, end: str) -> None:
     for key in _EXPERT_KEYS:
         if config.raw(key) is not None:
             config.refuse(key, "is set: mixture-of-experts models are not supported, only dense ones")
-    if config.raw("per_layer_config") is not None:
-        config.refuse("per_layer_config", "is set: layers of differing shapes are not supported")
     names = config.raw("architectures")
     # Embedding models are saved without their LM head.
     given = [str(name) for name in names] if isinstance(names, list) else []

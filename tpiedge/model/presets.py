@@ -78,7 +78,7 @@ _COMPUTED = "|".join(
 # Families that people know from Ollama, and that `model/families/` lacks; it has some versions of the first four.
 _UNSUPPORTED = re.compile(
     rf"((?!({_COMPUTED})(?![a-z]))(gemma|granite|olmo|phi)|"
-    r"codegemma|command-r|deepseek-v|glm|gpt-oss|kimi|llama4|llava|minicpm|mixtral|moondream|qwen2.5vl|qwen3-coder|"
+    r"codegemma|command-r|deepseek-v|gemma4[:-]26b|glm|gpt-oss|kimi|llama4|llava|minicpm|mixtral|moondream|qwen2.5vl|qwen3-coder|"
     r"qwen3-next|qwen3-vl|qwen3.5|qwen3[:-](30|235)b|starcoder)(?![a-z])[^/]*",
     re.IGNORECASE,
 )

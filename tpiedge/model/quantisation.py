@@ -122,7 +122,7 @@ def rounded_matrices(
     errors: defaultdict[tuple[str, str], QuantisationError] = defaultdict(QuantisationError)
     for key, blob in spec.blobs.items():
         for matrix in blob.matrices:
-            precision = storage.kept.get(matrix.source, storage.of_blob(key))
+            precision = storage.of_matrix(key, matrix)
             tensor = tensors[matrix.source]
             is_rounded = matrix.source in noisy
             if isinstance(tensor, BlockTensor):

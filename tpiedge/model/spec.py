@@ -63,6 +63,15 @@ def _embedding(config: ModelConfig, embedding: MatrixSpec) -> BlobSpec:
     return BlobSpec(matrices, (norm,))
 
 
+def unused_keys(config: ModelConfig) -> Iterator[str]:
+    """Yields tensors that a checkpoint may have for keys and values of layers that use those of earlier ones."""
+    for number, layer in enumerate(config.layers):
+        if layer.attention.keys_of is not None:
+            yield from (
+                f"model.layers.{number}.self_attn.{name}.weight" for name in ("k_proj", "v_proj", "k_norm")
+            )
+
+
 def config_of_pack(pack: Pack) -> ModelConfig:
     """Returns the pack's config. Raises UserError unless it fits the pack's matrices."""
     config = ModelConfig.from_json(pack.config)

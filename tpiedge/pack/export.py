@@ -111,8 +111,10 @@ def _places(pack: Pack) -> dict[str, tuple[TensorEntry, list[tuple[BlobKey, str]
     seen = set()
     for key in pack.keys:
         layout = pack.layout(key)
-        dtype = STORED.get(layout.precision, "F32")
-        entries = [(m.name, TensorEntry(m.source, dtype, m.source_shape)) for m in layout.matrices]
+        entries = [
+            (m.name, TensorEntry(m.source, STORED.get(m.precision, "F32"), m.source_shape))
+            for m in layout.matrices
+        ]
         entries += [(v.name, TensorEntry(v.source, STORED[v.precision], (v.length,))) for v in layout.vectors]
         for part, entry in entries:
             if entry.name in seen:

@@ -264,7 +264,7 @@ class Storage:
     search: bool = True
     #: Whether vectors are f32 beside bf16 matrices.
     vectors_f32: bool = False
-    #: The checkpoint's tensor -> its precision, if that is not the layers'.
+    #: The tensor of a layer's matrix, or of a table beside the embedding -> its precision, if it is not the usual one.
     kept: Mapping[str, Precision] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -279,7 +279,7 @@ class Storage:
         if self.vectors_f32 and Precision.BF16 not in (self.layers, self.embedding, self.head):
             raise UserError("vectors are f32 anyway where no matrix is bf16: pack again")
         for source, stored in self.kept.items():
-            if not (self.layers.quantised and stored.quantised) or stored is self.layers:
+            if not (self.layers.quantised and stored.quantised):
                 raise UserError(f"{source} in {stored.value} in layers of {self.layers.value}: pack again")
 
     @staticmethod
@@ -321,10 +321,14 @@ class Storage:
     def of_blob(self, key: int | str) -> Precision:
         return {"embedding": self.embedding, "head": self.head}.get(str(key), self.layers)
 
+    def of_matrix(self, key: int | str, matrix: MatrixSpec) -> Precision:
+        usual = self.of_blob(key)
+        if key == "embedding" and self.layers.quantised and matrix.name not in _TABLES:
+            return Precision.Q8  # products of tokens have the same bits in any batch
+        return usual if key == "head" else self.kept.get(matrix.source, usual)
+
     def layout(self, key: int | str, spec: BlobSpec) -> BlobLayout:
-        kept: Mapping[str, Precision] = {} if key in ("embedding", "head") else self.kept
-        if key == "embedding" and self.layers.quantised:  # products of tokens have the same bits in any batch
-            kept = {one.source: Precision.Q8 for one in spec.matrices if one.name not in _TABLES}
+        kept = {one.source: self.of_matrix(key, one) for one in spec.matrices}
         return BlobLayout.of(spec, self.of_blob(key), vectors_f32=self.vectors_f32, kept=kept)
 
     def label(self, *, tied: bool) -> str:

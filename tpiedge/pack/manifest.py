@@ -147,6 +147,7 @@ def _parse(document: Any) -> Manifest:
     if spec.tied and storage.embedding is not storage.head:
         raise UserError("two precisions for an embedding that is the head, too: pack again")
     known = {matrix.source for layer in spec.layers for matrix in layer.matrices}
+    known |= {matrix.source for matrix in spec.embedding.matrices[1:]}
     if unknown := storage.kept.keys() - known:
         raise UserError(f"no layer has the matrix {min(unknown)!r:.100}: pack again")
     if len(layers) != len(spec.layers):

@@ -27,10 +27,10 @@ def test_presets_are_read_as_transformers_reads_them(name: str) -> None:
     theirs = AutoConfig.for_model(**values)
     assert ours.num_layers == theirs.num_hidden_layers
     assert ours.num_heads == theirs.num_attention_heads
-    assert ours.num_kv_heads == theirs.num_key_value_heads
-    assert (
-        ours.head_dim == getattr(theirs, "head_dim", None) or theirs.hidden_size // theirs.num_attention_heads
-    )
+    shapes = theirs.per_layer_config
+    assert ours.num_kv_heads == shapes[0].num_key_value_heads
+    usual = theirs.hidden_size // theirs.num_attention_heads
+    assert ours.head_dim == max(getattr(one, "head_dim", None) or usual for one in shapes)
     assert ours.rms_norm_eps == theirs.rms_norm_eps
     assert ours.tie_word_embeddings == theirs.tie_word_embeddings
     rope = theirs.rope_parameters.get("full_attention", theirs.rope_parameters)

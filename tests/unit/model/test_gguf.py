@@ -48,7 +48,8 @@ def checkpoint_numbers(path: Path, model: GgufModel) -> dict[str, Array]:
     names = gguf.get_tensor_name_map(kind, model.config.num_layers)
     numbers: dict[str, Array] = {}
     for source in (whole_source(one)[0] for one in model.tensors):
-        values = found[names.get_name(source, (".weight", ".bias")) or ""]
+        name = names.get_name(source, (".weight", ".bias")) or ""
+        values = found[name if name in found else f"{name}.weight"]
         if architecture in PAIRED and source.split(".")[-2] in ("q_proj", "k_proj"):
             values = paired_back(values, model.config.head_dim)
         if architecture in ("gemma2", "gemma3") and source.endswith("norm.weight"):
@@ -361,7 +362,7 @@ _PERIOD = "gemma2.attention.sliding_window_pattern"
 REFUSED: list[tuple[dict[str, Any], str]] = [
     (
         {"architecture": "gpt-oss"},
-        "the architecture is 'gpt-oss'; supported are gemma2, gemma3, granite, llama, ",
+        "the architecture is 'gpt-oss'; supported are gemma2, gemma3, gemma4, granite, llama, ",
     ),
     ({"architecture": "gemma2", "keys": {_PERIOD: 6}}, "sliding_window_pattern is not 2"),
     ({"architecture": "gemma2", "keys": {_PERIOD: [True, False]}}, "sliding_window_pattern is "),

@@ -183,9 +183,59 @@ def test_user_defined_pieces_are_cut_out_before_merges(tmp_path: Path, piece_key
     assert tokenizer.decode(ids) == text
 
 
+_MERGES = ["a n", "▁ a", "▁a n", "\n \n", "an a", "▁ b", "▁b an", "b an", "▁ ▁", "a b", "a a", "n a", "a x"]
+_RUNS = ["\n", "\n\n", "\n\n\n", "\n\n\n\n\n"]
+
+
+@pytest.fixture(scope="module")
+def merged_keys(piece_keys: dict[str, Any]) -> dict[str, Any]:
+    """Pieces with merges in another order than that of scores, and runs of lines that merges do not make."""
+    tokens = [*piece_keys["ggml.tokens"], *_RUNS]
+    kinds = np.append(piece_keys["ggml.token_type"], np.ones(len(_RUNS), np.int32))
+    changes = {
+        "ggml.model": "gemma4",
+        "ggml.tokens": tokens,
+        "ggml.token_type": kinds,
+        "ggml.merges": _MERGES,
+    }
+    return piece_keys | changes | {"ggml.scores": np.zeros(len(tokens), np.float32)}
+
+
+@pytest.fixture(scope="module")
+def merged_tokenizer(tmp_path_factory: pytest.TempPathFactory, merged_keys: dict[str, Any]) -> Tokenizer:
+    return tokenizer_of(tmp_path_factory.mktemp("merged"), merged_keys)
+
+
+def by_rank(text: str, tokens: list[str]) -> list[int]:
+    """Merges the pair of the lowest rank, the leftmost of equal ones, within lines and runs of line ends."""
+    ranks = {tuple(merge.split(" ")): rank for rank, merge in enumerate(_MERGES)}
+    ids: list[int] = []
+    for part in re.findall(r"[^\n]+|\n+", text.replace(" ", "▁")):
+        symbols = [part] if part in _RUNS else list(part)
+        while pairs := [(ranks[pair], at) for at, pair in enumerate(pairwise(symbols)) if pair in ranks]:
+            at = min(pairs)[1]
+            symbols[at : at + 2] = [symbols[at] + symbols[at + 1]]
+        for symbol in symbols:
+            ids += [tokens.index(symbol)] if symbol in tokens else [3 + byte for byte in symbol.encode()]
+    return ids
+
+
+@settings(max_examples=200)
+@given(text=st.text("abn é", max_size=24), lines=st.integers(0, 3))
+def test_gemma_4_merges_by_rank(
+    merged_tokenizer: Tokenizer, merged_keys: dict[str, Any], text: str, lines: int
+) -> None:
+    text = f"{text}{_RUNS[lines]}{text[::-1]}"
+    ids = by_rank(text, merged_keys["ggml.tokens"])
+    assert merged_tokenizer.encode(text, add_special=False) == ids
+    assert merged_tokenizer.encode(text) == [1, *ids]
+    assert merged_tokenizer.decode(ids) == text
+
+
 @pytest.mark.parametrize(
     ("changes", "notice"),
     [
+        ({"ggml.model": "gemma4", "ggml.merges": None}, r"\('gemma4, gpt-2'\) is of no kind that is known"),
         ({"ggml.model": "t5"}, r"\('t5, gpt-2'\) is of no kind that is known"),
         ({"ggml.pre": "new-model"}, "'gpt2, new-model'"),
         ({"ggml.pre": None}, "'gpt2, None'"),

@@ -131,7 +131,7 @@ def test_name_is_parsed_as_ollama_takes_it(text: str, found: HubName | None) -> 
 
 @pytest.mark.parametrize(("name", "nearest"), [
     ("gemma:7b", "mistral-7b or"), ("gemma3n:e4b", "gemma3-4b or"), ("gpt-oss", "gemma3-4b or"),
-    ("command-r", "gemma3-4b or"), ("gemma4:270m", "gemma3-270m or"), ("qwen3:30b", "gemma2-27b or gemma3-27b"),
+    ("command-r", "gemma3-4b or"), ("gemma4:26b", "gemma2-27b or"), ("qwen3:30b", "gemma4-31b or gemma2-27b"),
     ("granite4:3b", "llama3.2-3b or"), ("philosopher", None), ("phind", None), ("phi4:14b", None),
     ("google/gemma-4-31B-it", None), ("gemma3:4b", None), ("granite3.3:2b", None), ("qwen3:4b", None),
     ("gemma-3:5b", None), ("olmo-2", None), ("phi3.5", None), ("gemma:2b", "gemma2-2b or"), ("gemma2:9b", None),

@@ -13,6 +13,11 @@ from tpiedge.pack.reader import Pack
 from tpiedge.pack.specs import Precision
 from tpiedge.pack.writer import write_pack
 
+GEMMA4: dict[str, Any] = {
+    "model_type": "gemma4_text", "num_hidden_layers": 4, "head_dim": 6, "global_head_dim": 12, "rope_parameters": None,
+    "hidden_size_per_layer_input": 10, "vocab_size_per_layer_input": 300, "sliding_window": 8,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+}  # fmt: skip
 CASES: list[dict[str, Any]] = [
     {},
     {"attention_bias": True, "mlp_bias": True},
@@ -20,6 +25,10 @@ CASES: list[dict[str, Any]] = [
     {"model_type": "mistral"},
     {"model_type": "qwen2"},
     {"model_type": "qwen3", "head_dim": 8, "attention_bias": True},
+    GEMMA4,
+    GEMMA4 | {"num_kv_shared_layers": 2, "use_double_wide_mlp": True},
+    GEMMA4 | {"attention_k_eq_v": True, "num_global_key_value_heads": 1, "hidden_size_per_layer_input": 0},
+    GEMMA4 | {"attention_k_eq_v": True, "attention_bias": True, "model_type": "gemma4_unified_text"},
 ]
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final, TypeAlias
 
 from msgspec import Meta
 
-from tpiedge.model.blocks import Norms
+from tpiedge.model.blocks import Layer, Norms
 from tpiedge.model.folder import ConfigFields
 from tpiedge.model.rope import MAX_POSITIONS, RopeConfig
 from tpiedge.sanitise import quote
@@ -21,6 +21,7 @@ _Cap = Annotated[float, Meta(ge=0, le=_MAX_FACTOR)]
 
 Windows: TypeAlias = tuple[int | None, ...]
 Ropes: TypeAlias = tuple[RopeConfig | None, ...]
+Layers: TypeAlias = tuple[Layer, ...]
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,10 @@ def plain(_config: ConfigFields) -> Factors:
     return Factors()
 
 
+def alike(_config: ConfigFields, layers: Layers) -> Layers:
+    return layers
+
+
 @dataclass(frozen=True)
 class Gguf:
     """Tensors and keys that GGUF files of an architecture have beside those of Llama."""
@@ -58,9 +63,11 @@ class Gguf:
     architecture: str
     #: Whether the files rotate neighbouring columns of queries and keys, not the halves of a head.
     paired: bool = False
-    #: The checkpoint's name of a part -> the file's.
+    #: The checkpoint's name of a part of a layer, or of a tensor, without ".weight" -> the file's.
     tensors: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    #: The file's key of a number, without the architecture -> config.json's. The number 0 counts as missing.
+    #: A flag of config.json -> parts of a layer. It is set if a layer has the first one and lacks the second.
+    lacking: Mapping[str, tuple[str, str]] = field(default_factory=lambda: MappingProxyType({}))
+    #: The file's key of a number or a list, without the architecture -> config.json's. The number 0 counts as missing.
     keys: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     #: Returns the fields of config.json that follow from the others, whose numbers are not checked yet.
     more: Callable[[Mapping[str, Any]], Mapping[str, object]] = lambda _config: {}
@@ -86,6 +93,8 @@ class Family:
     windows: Callable[[ConfigFields, int], Windows] = no_windows
     ropes: Callable[[ConfigFields, int, Windows], Ropes] = one_rope
     factors: Callable[[ConfigFields], Factors] = plain
+    #: Makes the layers of ones that differ by windows and rotations only. Reads `per_layer_config`.
+    layers: Callable[[ConfigFields, Layers], Layers] = alike
     #: Whether the checkpoint has q, k and v in one tensor, and gate and up in another.
     fused: bool = False
     #: Shapes of known models: name -> config.json as published, without default values, with the older keys

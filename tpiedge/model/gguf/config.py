@@ -1,7 +1,9 @@
 """Translates the keys of a GGUF file to a config.json."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +35,7 @@ _MAX = 1 << 31
 _POOLINGS = ("", "mean", "cls", "last", "rank")  # by their numbers in the format
 # A file has only the divisors that Llama 3's rule gives: these pretraining contexts are tried.
 _LLAMA3_CONTEXTS = tuple(1 << power for power in (13, 12, 14, 11, 15, 16, 17, 10, 9, 8, 7, 6, 5))
+_NO_ROTATION = 1e29  # a divisor that leaves no angle
 FREQUENCIES, LONGROPE = "rope_freqs.weight", ("rope_factors_short.weight", "rope_factors_long.weight")
 _YARN_FACTOR = "rope.scaling.yarn_attn_factor"
 # Keys that change what a model computes. A family names those that it reads.
@@ -51,6 +54,16 @@ def huggingface_config(header: GgufHeader) -> dict[str, object]:
     def size(key: str, default: int | None = None, most: int = _MAX) -> int:
         return keys.integer(f"{name}.{key}", 1, most, default)
 
+    def sizes(key: str, default: int | None = None) -> int | list[object]:
+        """Returns the size of every layer, or a list of those of each."""
+        found = keys.raw(f"{name}.{key}")
+        if not isinstance(found, np.ndarray):
+            return size(key, default)
+        values: list[Any] = found.tolist()
+        if len(values) != size("block_count"):
+            keys.refuse(f"{name}.{key}", f"has {len(values)} numbers for {size('block_count')} layers")
+        return values if len(set(values)) > 1 else values[0]
+
     hidden, heads = size("embedding_length"), size("attention.head_count")
     head_dim = size("attention.key_length", max(1, hidden // heads), MAX_HEAD_DIM)
     _refuse_unsupported(header, files, head_dim)
@@ -65,10 +78,10 @@ def huggingface_config(header: GgufHeader) -> dict[str, object]:
         "architectures": [f"{family.name}ForCausalLM"],
         "model_type": family.model_type,
         "hidden_size": hidden,
-        "intermediate_size": size("feed_forward_length"),
+        "intermediate_size": sizes("feed_forward_length"),
         "num_hidden_layers": size("block_count"),
         "num_attention_heads": heads,
-        "num_key_value_heads": size("attention.head_count_kv", heads),
+        "num_key_value_heads": sizes("attention.head_count_kv", heads),
         "head_dim": head_dim,
         "vocab_size": rows,
         "rms_norm_eps": _single(keys.number(f"{name}.attention.layer_norm_rms_epsilon", 0, 1)),
@@ -82,6 +95,9 @@ def huggingface_config(header: GgufHeader) -> dict[str, object]:
         "eos_token_id": list(known),
         "dtype": "bfloat16" if embedding.kind == "BF16" else "float32",
     }
+    for flag, (part, other) in files.lacking.items():
+        having = (one for one in header.tensors if one.endswith(f".{part}.weight"))
+        config[flag] = any(one.replace(f".{part}.", f".{other}.") not in header.tensors for one in having)
     for key, ours in files.keys.items():
         if isinstance(listed := keys.raw(f"{name}.{key}"), np.ndarray):
             config[ours] = listed[: size("block_count") + 1].tolist()
@@ -118,10 +134,12 @@ def _refuse_unsupported(header: GgufHeader, files: Gguf, head_dim: int) -> None:
         keys.refuse(
             f"{name}.expert_count", "is set: mixture-of-experts models are not supported, only dense ones"
         )
-    for key in sorted({"attention.value_length", "rope.dimension_count"} - files.keys.keys()):
-        if keys.integer(f"{name}.{key}", 1, _MAX, head_dim) != head_dim:
-            found = quote(keys.raw(f"{name}.{key}"))
-            keys.refuse(f"{name}.{key}", f"is {found}, not the numbers of a head ({head_dim})")
+    for end in ("", "_swa"):  # of layers without a window, and with one
+        width = keys.integer(f"{name}.attention.key_length{end}", 1, MAX_HEAD_DIM, head_dim)
+        for key in sorted({f"attention.value_length{end}", f"rope.dimension_count{end}"} - files.keys.keys()):
+            if keys.integer(f"{name}.{key}", 1, _MAX, width) != width:
+                found = quote(keys.raw(f"{name}.{key}"))
+                keys.refuse(f"{name}.{key}", f"is {found}, not the numbers of a head ({width})")
     for key in _FACTORS:
         is_read = key in files.keys or (key == "rope.scaling.attn_factor" and LONGROPE[0] in header.tensors)
         is_read |= key == _YARN_FACTOR and keys.raw(f"{name}.rope.scaling.type") == "yarn"
@@ -137,7 +155,7 @@ def _rope(header: GgufHeader, name: str, head_dim: int, context: int) -> dict[st
     theta: dict[str, object] = {"rope_theta": base}
     if any(tensor in header.tensors for tensor in LONGROPE):
         return theta | _longrope(header, name, context)
-    rule = _llama3(header, base, head_dim)
+    rule = _divided(header, base, head_dim)
     if is_plain:
         return theta | rule
     if rule["rope_type"] != "default":
@@ -171,7 +189,7 @@ def _linear_factor(keys: ConfigFields, name: str) -> float:
     return 1.0
 
 
-def _llama3(header: GgufHeader, theta: float, head_dim: int) -> dict[str, object]:
+def _divided(header: GgufHeader, theta: float, head_dim: int) -> dict[str, object]:
     """Returns the RoPE parameters that lead to the file's divisors of frequencies."""
     keys, tensor = header.fields, header.tensors.get(FREQUENCIES)
     if tensor is None:
@@ -181,6 +199,11 @@ def _llama3(header: GgufHeader, theta: float, head_dim: int) -> dict[str, object
         keys.refuse(FREQUENCIES, "is not one f32 for each frequency of a head")
     if np.all(divisors == 1):
         return {"rope_type": "default"}
+    rotated = int(np.argmin(divisors == 1))
+    if np.all(divisors[:rotated] == 1) and np.all(divisors[rotated:] >= _NO_ROTATION):
+        part = rotated / len(divisors)
+        part = part if int(part * head_dim // 2) == rotated else math.nextafter(part, 1)
+        return {"rope_type": "proportional", "partial_rotary_factor": part}
     plain = rope_frequencies(RopeConfig("default", theta, 1, 1), head_dim)[0]
     for original in _LLAMA3_CONTEXTS:
         rope = RopeConfig("llama3", theta, 1, original, float(divisors.max(initial=1.0)))

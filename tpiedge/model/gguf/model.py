@@ -10,7 +10,6 @@ import msgspec
 import numpy as np
 
 from tpiedge.errors import UserError
-from tpiedge.model.blocks import Layer
 from tpiedge.model.config import ModelConfig
 from tpiedge.model.gguf.config import (
     ARCHITECTURES,
@@ -23,7 +22,7 @@ from tpiedge.model.gguf.config import (
 from tpiedge.model.gguf.file import GgufHeader, read_gguf_header
 from tpiedge.model.gguf.names import stem_of
 from tpiedge.model.gguf.tokenizer import text_files
-from tpiedge.model.spec import EMBEDDING, FINAL_NORM, HEAD, model_spec
+from tpiedge.model.spec import EMBEDDING, HEAD, model_spec, unused_keys
 from tpiedge.pack.dtypes import bf16_from_f32, f32_from_bf16
 from tpiedge.pack.layout import Storage
 from tpiedge.pack.quantised import FORMAT_OF, BlockTensor, holds_exactly
@@ -51,7 +50,9 @@ class GgufModel:
         qkv, o, mlp = (f"blk.0.{part}.bias" in header.tensors for part in _BIASED)
         config = ModelConfig.from_huggingface(huggingface_config(header), f"{path}, as config.json")
         layers = (
-            Layer(replace(one.attention, qkv_bias=qkv, o_bias=o), replace(one.ffn, bias=mlp))
+            replace(
+                one, attention=replace(one.attention, qkv_bias=qkv, o_bias=o), ffn=replace(one.ffn, bias=mlp)
+            )
             for one in config.layers
         )
         config = replace(config, layers=tuple(layers))
@@ -94,7 +95,13 @@ class GgufModel:
             return Storage.of(precision, tied=tied, embedding=embedding, head=head)
         own = {matrix.source: self._own(matrix.source, known, matrix) for matrix in layers}
         quantised = {source: one if one and one.quantised else Precision.Q8 for source, one in own.items()}
-        return Storage.keeping(spec, quantised, embedding, head)
+        storage = Storage.keeping(spec, quantised, embedding, head)
+        for table in spec.embedding.matrices[1:2]:  # that of inputs per layer
+            one = self._own(table.source, known)
+            if one is not storage.embedding:
+                stored = one if one and one.quantised else Precision.Q8
+                storage = replace(storage, kept={**storage.kept, table.source: stored})
+        return storage
 
     def _own(
         self, source: str, known: Sequence[Precision], matrix: MatrixSpec | None = None
@@ -116,8 +123,10 @@ def _survives_bf16(source: TensorSource, name: str) -> bool:
     return np.array_equal(f32_from_bf16(bf16_from_f32(values)).view(np.uint32), values.view(np.uint32))
 
 
-_OUTER = {EMBEDDING: "token_embd.weight", FINAL_NORM: "output_norm.weight", HEAD: "output.weight"}
-_INNER = {
+_NAMES = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
     "input_layernorm": "attn_norm",
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
@@ -139,11 +148,12 @@ _PAIRED = re.compile(r"blk\.\d+\.attn_[qk]\.\w+")
 def gguf_name(source: str, own: Mapping[str, str] | None = None) -> str:
     """Translates 'model.layers.3.mlp.up_proj.weight' to 'blk.3.ffn_up.weight'. `own`: an architecture's own names of
     parts. Raises KeyError."""
-    if source in _OUTER:
-        return _OUTER[source]
+    names = _NAMES | dict(own or {})
+    if (tensor := source.removesuffix(".weight")) in names:
+        return f"{names[tensor]}.weight"
     layer, _, inner = source.removeprefix("model.layers.").partition(".")
     name, _, kind = inner.rpartition(".")
-    return f"blk.{layer}.{(own or {}).get(name) or _INNER[name]}.{kind}"
+    return f"blk.{layer}.{names[name]}.{kind}" if name else f"blk.{layer}.{names[kind]}.weight"
 
 
 def gguf_tensors(header: GgufHeader, config: ModelConfig) -> dict[str, BlockTensor]:
@@ -175,7 +185,7 @@ def gguf_tensors(header: GgufHeader, config: ModelConfig) -> dict[str, BlockTens
         if header.tensors[name].shape != shape:
             shapes = f"the shape {header.tensors[name].shape}, the keys ask for {shape}"
             raise UserError(f"{header.path}: the tensor {name} has {shapes}")
-    known = {*wanted, FREQUENCIES, *LONGROPE}
+    known = {*wanted, FREQUENCIES, *LONGROPE, *(gguf_name(one, files.tensors) for one in unused_keys(config))}
     left = [name for name in header.tensors if name not in known]
     if left:
         raise UserError(

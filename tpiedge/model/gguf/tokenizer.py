@@ -1,5 +1,6 @@
 """Translates a GGUF file's tokenizer to tokenizer.json and tokenizer_config.json. "gpt2" is byte-level BPE; the key
-`tokenizer.ggml.pre` names the rule that cuts text. "llama" is SentencePiece's BPE; scores order the merges."""
+`tokenizer.ggml.pre` names the rule that cuts text. "llama" is SentencePiece's BPE; scores order the merges. "gemma4" is
+the same with merges in the file."""
 
 import json
 import re
@@ -22,6 +23,7 @@ _SPECIAL = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "pad
 _MAX_TOKENS = 600_000
 _MAX_MERGES = 1_200_000
 _MAX_LETTERS = 8_000_000
+_MAX_NEWLINES = 64
 
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _CASED_WORDS = (
@@ -29,6 +31,7 @@ _CASED_WORDS = (
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*%s"
     r"|%s| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_LINES = r"[^\n]+|\n+"
 _ENDING = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
 
 
@@ -117,13 +120,17 @@ def _tokenizer_of(header: GgufHeader, vocabulary: _Vocabulary) -> tuple[bool, di
     """Returns (whether BOS is added by default, tokenizer.json's object)."""
     kind = str(header.fields.raw("tokenizer.ggml.model"))
     if kind == "llama":
-        return True, _sentencepiece(header, vocabulary)
-    cut = _CUTS.get(str(header.fields.raw("tokenizer.ggml.pre")))
+        prefixed = header.fields.raw("tokenizer.ggml.add_space_prefix") is not False
+        return True, _sentencepiece(vocabulary, _merges_by_score(vocabulary), None, prefixed=prefixed)
+    cut = _CUTS.get(str(header.fields.raw("tokenizer.ggml.pre"))) if kind == "gpt2" else None
     merges = header.fields.raw("tokenizer.ggml.merges")
-    if kind != "gpt2" or cut is None or not isinstance(merges, list):
+    if (cut is None and kind != "gemma4") or not isinstance(merges, list):
         name = f"{kind}, {header.fields.raw('tokenizer.ggml.pre')}"
         raise _NoTokenizer(f"the tokenizer ({quote(name)}) is of no kind that is known")
     _check_count("merges", len(merges), _MAX_MERGES)
+    if cut is None:
+        known = dict.fromkeys(_known([*merges, *_newlines(vocabulary)], ids_of(vocabulary.tokens)))
+        return True, _sentencepiece(vocabulary, [*known], _split(_LINES), prefixed=False)
     return cut.adds_bos, _byte_level(vocabulary, merges, cut)
 
 
@@ -134,11 +141,9 @@ def _check_count(what: str, count: int, limit: int) -> None:
 
 def _byte_level(vocabulary: _Vocabulary, merges: Sequence[object], cut: _Cut) -> dict[str, object]:
     ids = ids_of(vocabulary.tokens)
-    pairs = ((merge, *merge.partition(" ")[::2]) for merge in merges if isinstance(merge, str))
-    known = [merge for merge, left, right in pairs if left in ids and right in ids and left + right in ids]
+    known = _known(merges, ids)
     digits = {"type": "Digits", "individual_digits": True}
-    split = {"type": "Split", "pattern": {"Regex": cut.pattern}, "behavior": "Isolated", "invert": False}
-    steps = [*([digits] if cut.digits else []), *([split] if cut.pattern is not None else [])]
+    steps = [*([digits] if cut.digits else []), *([_split(cut.pattern)] if cut.pattern is not None else [])]
     steps.append(_bytes(use_regex=cut.pattern is None))
     return _tokenizer(
         vocabulary,
@@ -149,12 +154,23 @@ def _byte_level(vocabulary: _Vocabulary, merges: Sequence[object], cut: _Cut) ->
     )
 
 
+def _known(merges: Sequence[object], ids: Mapping[str, int]) -> list[str]:
+    """Returns the merges of tokens into tokens."""
+    pairs = ((merge, *merge.partition(" ")[::2]) for merge in merges if isinstance(merge, str))
+    return [merge for merge, left, right in pairs if left in ids and right in ids and left + right in ids]
+
+
+def _split(pattern: str) -> dict[str, object]:
+    return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+
+
 def _bytes(use_regex: bool) -> dict[str, object]:
     return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": use_regex}
 
 
-def _sentencepiece(header: GgufHeader, vocabulary: _Vocabulary) -> dict[str, object]:
-    prefixed = header.fields.raw("tokenizer.ggml.add_space_prefix") is not False
+def _sentencepiece(
+    vocabulary: _Vocabulary, merges: Sequence[str], cut: Mapping[str, object] | None, *, prefixed: bool
+) -> dict[str, object]:
     unknown = vocabulary.tokens[vocabulary.kinds.index(_UNKNOWN)] if _UNKNOWN in vocabulary.kinds else None
     spaces = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
     back = {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "}
@@ -166,14 +182,23 @@ def _sentencepiece(header: GgufHeader, vocabulary: _Vocabulary) -> dict[str, obj
         "fuse_unk": True,
         "byte_fallback": True,
         "vocab": ids_of(vocabulary.tokens),
+        "merges": merges,
     }
     return _tokenizer(
         vocabulary,
-        model | {"merges": _merges_by_score(vocabulary)},
+        model,
         normalizer={"type": "Sequence", "normalizers": [*prefix, spaces]},
-        pre_tokenizer=None,
+        pre_tokenizer=cut,
         decoder={"type": "Sequence", "decoders": decoders},
     )
+
+
+def _newlines(vocabulary: _Vocabulary) -> list[str]:
+    """Returns merges that make a token of as many newlines as there are, if there is one, as llama.cpp does."""
+    runs = sorted(
+        {token for token in vocabulary.tokens if 1 < len(token) <= _MAX_NEWLINES and not token.strip("\n")}
+    )
+    return [f"{run[:at]} {run[at:]}" for run in runs for at in range(1, len(run))]
 
 
 def _merges_by_score(vocabulary: _Vocabulary) -> list[str]:
