@@ -43,23 +43,27 @@ SIZES: Final[Mapping[str, tuple[int, int]]] = {
     # And for several models behind one master, which are served in turns.
     # And for the formats of GGUF's types, which packs keep, and f32 arithmetic on them.
     # And for families of models, one file each, with layers unlike Llama's.
-    "loaded by master, worker and node": (43480, 265),
+    # And for Gemma 4, whose layers have inputs of their own, and LongRoPE beyond its context.
+    "loaded by master, worker and node": (43880, 265),
     # 850 lines are the fakes that were a package of tpiedge.
     # And tests of the first day: installing, services, names of models, keys, links, formulas, saved conversations.
     # And of turns of models: stories, a simulation with several models, and real processes.
     # And of every kept format: its bytes, products, logits and files.
     # And for these families: tiny models with ablations, GGUF files, unlike layers in cache and planner.
-    "tests": (66260, 534),
+    # And for Gemma 2 and 4, a made-up model in processes, and GGUF files of OLMo and Phi-3.
+    "tests": (67980, 542),
     # Raised for the check of words in docstrings and comments, and for diagrams that are made from the code.
     # And for `make setup` and `make uninstall`, which run on the bare interpreter.
     # And for docs/files.md, a Q4_K_M file for llama.cpp and tpiedge, and agreement with its logits.
     # And for fetching Gemma 3 270M.
-    "tools": (14700, 143),
+    # And for a chat over several nodes beside transformers, and random files of Gemma 3 and Phi-4-mini.
+    "tools": (14860, 144),
     # Raised for the first day, in api, cli, host, local and model.
     # And for turns of models, in api, cli, local and master; and words that docstrings lacked.
     # And for kept formats, in kernels, pack, model, planner and cli.
     # And for families of models whose layers are unlike Llama's, in model, kernels and engine.
-    "tpiedge": (56810, 347),
+    # And for Gemma 2 and 4, inputs per layer, LongRoPE beyond its context, and a chat template of the user's own.
+    "tpiedge": (57560, 349),
     "tpiedge, modules of its own": (630, 10),
     "tpiedge.answers": (720, 4),
     # Raised for the deadline of TLS handshakes.
@@ -69,17 +73,20 @@ SIZES: Final[Mapping[str, tuple[int, int]]] = {
     # Raised for services, pulls, keys, the chat's history, and tables that fit a terminal. And for `tpiedge use`,
     # and a prompt as an argument.
     # And for what imports keep and round.
-    "tpiedge.cli": (5860, 33),
+    # And for --chat-template.
+    "tpiedge.cli": (5890, 33),
     "tpiedge.collectives": (1020, 8),
     "tpiedge.doctor": (420, 3),
     # Raised for rotations, norms, factors and KV heads that differ from layer to layer.
-    "tpiedge.engine": (3810, 17),
+    # And for inputs per layer, and sequences that outgrow the context of their rotation.
+    "tpiedge.engine": (3920, 17),
     # Raised for messages to systemd.
     "tpiedge.host": (960, 8),
     "tpiedge.joining": (1390, 10),
     # Raised for nine formats of panels, each bit by bit in numpy, and for f32 products of them.
     # Raised for GELU, soft caps, ends of blocks, values that are keys, and norms over all heads.
-    "tpiedge.kernels": (2300, 16),
+    # Raised for FFNs that take inputs in place of up.
+    "tpiedge.kernels": (2350, 16),
     # Raised for caches of unlike layers.
     "tpiedge.kv": (300, 3),
     "tpiedge.lab": (8160, 44),
@@ -92,23 +99,26 @@ SIZES: Final[Mapping[str, tuple[int, int]]] = {
     # Raised for turns of models, and weights that leave memory.
     "tpiedge.master": (4190, 22),
     # Raised for matrices that every node has whole.
-    "tpiedge.memory": (1200, 8),
+    "tpiedge.memory": (1210, 8),
     # Raised for GGUF files of the hub, split ones too, and the names that people know.
     # And for what of a checkpoint can be kept as it is.
     # Raised for a file of each family, with its shapes and its names in GGUF files.
-    "tpiedge.model": (6150, 42),
+    # And for Gemma 2 and 4, and GGUF files of Gemma 4 and OLMo.
+    "tpiedge.model": (6600, 44),
     "tpiedge.node": (1190, 8),
     # Raised for matrices of several formats in one layer, and blocks of GGUF and zero points read exactly.
     # And for matrices that are some rows of a tensor, and norms to which files have added 1.
-    "tpiedge.pack": (3350, 18),
+    # And for grids of every row-parallel matrix, and tables of inputs per layer.
+    "tpiedge.pack": (3390, 18),
     # Raised for what makes plans quick enough to need no thread of their own: the times of fractions are computed.
     # And for sizes of layers that differ.
     # Raised for layers of unlike shapes.
-    "tpiedge.planner": (1410, 9),
+    "tpiedge.planner": (1420, 9),
     "tpiedge.shipping": (560, 4),
     "tpiedge.tracing": (300, 3),
     "tpiedge.transport": (2030, 13),
-    "tpiedge.wire": (1130, 9),
+    # Raised for shares as intervals of layers and axes.
+    "tpiedge.wire": (1140, 9),
     # Raised for what a spare waits for and what to type.
     "tpiedge.worker": (590, 5),
 }
@@ -118,7 +128,8 @@ COUNTS: Final[Mapping[str, int]] = {
     # Raised for turns of models.
     "numbered laws": 77,
     # Raised for the life of a link, lengths of `bench speed`, limits of split files, and the length of a turn.
-    "numbers that modules name": 514,
+    # And for limits of inputs per layer.
+    "numbers that modules name": 516,
     # Raised for what a model of a running master needs.
     "functions with more than 5 parameters": 43,
     # Raised by what a layer's attention and a family have.
@@ -126,7 +137,8 @@ COUNTS: Final[Mapping[str, int]] = {
     "private names of libraries": 0,
     # Raised for turns of models, and for verbs, units and results that readers missed.
     # Raised for families, layers that differ, and what kernels may leave out.
-    "words of docstrings": 42510,
+    # And for inputs per layer, and what Gemma 4 has beside Llama.
+    "words of docstrings": 43060,
 }
 
 

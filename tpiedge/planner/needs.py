@@ -182,12 +182,8 @@ def model_facts(pack: Pack, *, compute: Compute, kv: KVPrecision) -> ModelFacts:
         kept[matrix.units] += stored.part_bytes(page_tokens)
     replicated = sum(matrix.nbytes for layout in layouts for matrix in layout.block(None))
     key, head = pack.head_matrix
-    head_layout, embedding, heads = (
-        pack.layout(key),
-        pack.layout("embedding"),
-        len(pack.whole.along("attention")),
-    )
-    projections = embedding.block(None)
+    head_layout, heads = pack.layout(key), len(pack.whole.along("attention"))
+    projections = (embedding := pack.layout("embedding")).block(None)
     return ModelFacts(
         shape=LayerShape(heads, min(kept, default=heads), len(pack.whole.along("ffn")), pack.num_layers),
         blocks=blocks,

@@ -16,6 +16,12 @@ from tpiedge.units import counted
 FULL: Final = ("full_attention", "attention")
 SLIDING: Final = "sliding_attention"
 _MAX_FACTOR: Final = 1e6
+#: Names in GGUF files of the norms of models with norms around their blocks.
+NORMS_AROUND: Final[Mapping[str, str]] = {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
 _Factor = Annotated[float, Meta(ge=1e-6, le=_MAX_FACTOR)]
 _Cap = Annotated[float, Meta(ge=0, le=_MAX_FACTOR)]
 
@@ -192,6 +198,11 @@ def chosen_windows(config: ConfigFields, layers: int) -> Windows:
 
 def cap(config: ConfigFields, key: str) -> float:
     return config.optional_number(key, 1e-3, _MAX_FACTOR) or 0.0
+
+
+def refuse_bidirectional(config: ConfigFields, *harmless: str) -> None:
+    if config.raw("use_bidirectional_attention") not in (None, False, *harmless):
+        config.refuse("use_bidirectional_attention", "is set: only text generation is supported")
 
 
 def factor(config: ConfigFields, key: str) -> float:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tpiedge.model.families.family import (
+    NORMS_AROUND,
     Factors,
     Family,
     Gguf,
@@ -12,6 +13,7 @@ from tpiedge.model.families.family import (
     cap,
     common,
     periodic_windows,
+    refuse_bidirectional,
     shape,
 )
 from tpiedge.model.folder import ConfigFields
@@ -25,8 +27,7 @@ def _windows(config: ConfigFields, layers: int) -> Windows:
 
 
 def _factors(config: ConfigFields) -> Factors:
-    if config.flag("use_bidirectional_attention", False):
-        config.refuse("use_bidirectional_attention", "is set: only text generation is supported")
+    refuse_bidirectional(config)
     return Factors(
         embedding=math.sqrt(config.integer("hidden_size", 1, 1 << 17)),
         scores=config.integer("query_pre_attn_scalar", 1, 1 << 20, 256) ** -0.5,
@@ -59,11 +60,7 @@ def _more(config: Mapping[str, Any]) -> Mapping[str, object]:
 
 _GGUF = Gguf(
     "gemma2",
-    tensors={
-        "post_attention_layernorm": "post_attention_norm",
-        "pre_feedforward_layernorm": "ffn_norm",
-        "post_feedforward_layernorm": "post_ffw_norm",
-    },
+    tensors=NORMS_AROUND,
     keys={
         "attention.sliding_window": "sliding_window",
         "attention.sliding_window_pattern": "sliding_window_pattern",

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from tpiedge.model.families.family import (
+    NORMS_AROUND,
     Factors,
     Family,
     Gguf,
@@ -14,6 +15,7 @@ from tpiedge.model.families.family import (
     cap,
     common,
     periodic_windows,
+    refuse_bidirectional,
     ropes_by_type,
     shape,
 )
@@ -27,8 +29,7 @@ def _ropes(config: ConfigFields, positions: int, windows: Windows) -> Ropes:
 
 
 def _factors(config: ConfigFields) -> Factors:
-    if config.flag("use_bidirectional_attention", False):
-        config.refuse("use_bidirectional_attention", "is set: only text generation is supported")
+    refuse_bidirectional(config)
     return Factors(
         embedding=math.sqrt(config.integer("hidden_size", 1, 1 << 17)),
         scores=config.number("query_pre_attn_scalar", 1e-3, 1e6, 256.0) ** -0.5,
@@ -68,11 +69,7 @@ def _more(config: Mapping[str, Any]) -> Mapping[str, object]:
 
 _GGUF = Gguf(
     "gemma3",
-    tensors={
-        "post_attention_layernorm": "post_attention_norm",
-        "pre_feedforward_layernorm": "ffn_norm",
-        "post_feedforward_layernorm": "post_ffw_norm",
-    },
+    tensors=NORMS_AROUND,
     keys={
         "attention.sliding_window": "sliding_window",
         "attention.sliding_window_pattern": "sliding_window_pattern",

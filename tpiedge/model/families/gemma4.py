@@ -8,6 +8,7 @@ from typing import Any
 from tpiedge.model.blocks import MAX_FFN, MAX_HEAD_DIM, MAX_HEADS, LayerInputs
 from tpiedge.model.families.family import (
     FULL,
+    NORMS_AROUND,
     SLIDING,
     Factors,
     Family,
@@ -17,6 +18,7 @@ from tpiedge.model.families.family import (
     Windows,
     cap,
     common,
+    refuse_bidirectional,
     shape,
     typed_windows,
 )
@@ -58,8 +60,7 @@ def _ropes(config: ConfigFields, positions: int, windows: Windows) -> Ropes:
 
 
 def _factors(config: ConfigFields) -> Factors:
-    if config.raw("use_bidirectional_attention") not in (None, "vision"):
-        config.refuse("use_bidirectional_attention", "is set: only text generation is supported")
+    refuse_bidirectional(config, "vision")
     return Factors(
         embedding=math.sqrt(config.integer("hidden_size", 1, 1 << 17)),
         scores=1.0,
@@ -207,9 +208,7 @@ _GGUF = Gguf(
         "model.embed_tokens_per_layer": "per_layer_token_embd",
         "model.per_layer_model_projection": "per_layer_model_proj",
         "model.per_layer_projection_norm": "per_layer_proj_norm",
-        "post_attention_layernorm": "post_attention_norm",
-        "pre_feedforward_layernorm": "ffn_norm",
-        "post_feedforward_layernorm": "post_ffw_norm",
+        **NORMS_AROUND,
         "per_layer_input_gate": "inp_gate",
         "per_layer_projection": "proj",
         "post_per_layer_input_norm": "post_norm",

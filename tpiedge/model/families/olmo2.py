@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from tpiedge.model.families.family import FULL, SLIDING, Family, Gguf, common, shape
+from tpiedge.model.families.family import FULL, NORMS_AROUND, SLIDING, Family, Gguf, common, shape
 
 _OLMO2 = common("Olmo2", 1e-6, 500000.0, eos_token_id=100257)
 _PRESETS = {
@@ -32,10 +32,7 @@ def _more(config: Mapping[str, Any]) -> Mapping[str, object]:
 
 GGUF = Gguf(
     "olmo2",
-    tensors={
-        "post_attention_layernorm": "post_attention_norm",
-        "post_feedforward_layernorm": "post_ffw_norm",
-    },
+    tensors=NORMS_AROUND,
     keys={
         "attention.sliding_window": "sliding_window",
         "attention.sliding_window_pattern": "sliding_window_pattern",
