@@ -48,7 +48,7 @@ _REQUIRED = {
     "q4_k_m": _bounds(1.7, 1.0),
 }
 """Precision -> kind of speed -> the least ratio to llama.cpp's."""
-_REQUIRED_OF_FAMILIES = dict.fromkeys(("gemma3-1b", "phi4-mini"), _bounds(1.7, 1.0))
+_REQUIRED_OF_FAMILIES = dict.fromkeys(("gemma3-1b", "phi4-mini", "gemma4-e2b"), _bounds(1.7, 1.0))
 """Shape -> the same, for families other than Llama, in any precision."""
 _MOST_BYTES = {"q4_k_m": 1.02}
 """Precision -> the most bytes of weights, in parts of the file's tensors."""

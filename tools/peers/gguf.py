@@ -23,12 +23,12 @@ from tpiedge.model.spec import model_spec
 from tpiedge.pack.source import SourceTensor, StoredTensor, TensorSource
 
 _MAGIC, _VERSION, _ALIGN = b"GGUF", 3, 32
-_U32, _I32, _F32, _STRING, _ARRAY = 4, 5, 6, 8, 9
+_U32, _I32, _F32, _BOOL, _STRING, _ARRAY = 4, 5, 6, 7, 8, 9
 _F32_TENSOR, _BF16_TENSOR = 0, 30
 _MOSTLY_BF16 = 32
 
 
-GgufValue = str | int | float | Sequence[str] | Sequence[int] | Sequence[float]
+GgufValue = str | int | float | Sequence[str] | Sequence[int] | Sequence[float] | Sequence[bool]
 """Of a key. Arrays of whole numbers are signed; there is at least one element."""
 
 
@@ -84,9 +84,10 @@ def _check_plain(config: ModelConfig) -> None:
 
 def metadata(config: ModelConfig) -> dict[str, GgufValue]:
     """Returns what llama.cpp needs of a model of Llama, Gemma 3 or Phi-3."""
-    gguf, rope, window = FAMILIES[config.model_type].gguf, config.rope, config.first.attention.window
+    gguf, rope = FAMILIES[config.model_type].gguf, config.rope
     if gguf is None or rope is None:
         raise UserError(f"no GGUF file is written of {config.model_type}")
+    windows = [layer.attention.window for layer in config.layers]
     values: dict[str, GgufValue] = {
         "block_count": config.num_layers,
         "context_length": config.max_position_embeddings,
@@ -102,14 +103,32 @@ def metadata(config: ModelConfig) -> dict[str, GgufValue]:
         "rope.scaling.original_context_length": rope.original_positions,
         "vocab_size": config.vocab_size,
     }
-    if window is not None:
-        values["attention.sliding_window"] = window
+    if any(windows):
+        values["attention.sliding_window"] = next(filter(None, windows))
+    if gguf.architecture == "gemma4":
+        values |= _of_gemma4(config)
     general: dict[str, GgufValue] = {
         "general.architecture": gguf.architecture,
         "general.file_type": _MOSTLY_BF16,
         "tokenizer.ggml.model": "none",
     }
     return general | {f"{gguf.architecture}.{key}": value for key, value in values.items()}
+
+
+def _of_gemma4(config: ModelConfig) -> dict[str, GgufValue]:
+    layers, inputs = config.layers, config.first.inputs
+    local = next(one.attention for one in layers if one.attention.window)
+    widths: dict[str, GgufValue] = dict.fromkeys(
+        ("attention.key_length_swa", "attention.value_length_swa", "rope.dimension_count_swa"), local.width
+    )
+    return widths | {
+        "rope.freq_base_swa": local.rope.theta if local.rope else 0.0,
+        "feed_forward_length": [one.ffn.columns for one in layers],
+        "attention.shared_kv_layers": sum(one.attention.keys_of is not None for one in layers),
+        "attention.sliding_window_pattern": [one.attention.window is not None for one in layers],
+        "embedding_length_per_layer_input": inputs.columns if inputs else 0,
+        "final_logit_softcapping": config.factors.logit_cap,
+    }
 
 
 def plain(tensors: Mapping[str, StoredTensor]) -> dict[str, SourceTensor]:
@@ -161,12 +180,12 @@ def _typed(value: GgufValue) -> bytes:
     return struct.pack("<I", _ARRAY) + _array(value)
 
 
-def _array(values: Sequence[str] | Sequence[int] | Sequence[float]) -> bytes:
-    kind = {str: _STRING, float: _F32, int: _I32}[type(values[0])]
+def _array(values: Sequence[str] | Sequence[int] | Sequence[float] | Sequence[bool]) -> bytes:
+    kind = {str: _STRING, float: _F32, int: _I32, bool: _BOOL}[type(values[0])]
     start = struct.pack("<IQ", kind, len(values))
     if kind == _STRING:
         return start + b"".join(_string(str(value)) for value in values)
-    return start + struct.pack(f"<{len(values)}{'f' if kind == _F32 else 'i'}", *values)
+    return start + struct.pack(f"<{len(values)}{ {_F32: 'f', _I32: 'i', _BOOL: '?'}[kind] }", *values)
 
 
 def _values(source: TensorSource, tensor: GgufTensor, config: ModelConfig) -> Array:

@@ -12,7 +12,7 @@ import numpy as np
 
 from tpiedge.model.config import ModelConfig
 from tpiedge.model.families import FAMILIES
-from tpiedge.model.gguf.config import LONGROPE
+from tpiedge.model.gguf.config import FREQUENCIES, LONGROPE
 from tpiedge.model.gguf.model import gguf_name
 from tpiedge.model.presets import preset
 from tpiedge.model.spec import model_spec
@@ -132,13 +132,15 @@ def random_tensors(config: ModelConfig, precision: str) -> list[RandomTensor]:
     rope = config.rope
     if rope is not None and rope.short_factor:
         found += [RandomTensor(name, name, (len(rope.short_factor),)) for name in LONGROPE]
+    if rope is not None and rope.kind == "proportional":
+        found.append(RandomTensor(FREQUENCIES, FREQUENCIES, (config.head_dim // 2,)))
     return found
 
 
 def _blocks(name: str, precision: str, config: ModelConfig) -> BlockFormat | None:
     """Returns the format of a matrix; None for bf16. q4_k_m follows llama.cpp's `llama_tensor_get_type`."""
     is_embedding = name.startswith("token_embd.")
-    is_head = name.startswith("output.") or (is_embedding and config.tie_word_embeddings)
+    is_head = name.startswith(("output.", "per_layer_")) or (is_embedding and config.tie_word_embeddings)
     if precision == "q4_k_m":
         favoured = "attn_v." in name or "ffn_down." in name
         return (
