@@ -3,6 +3,7 @@ import json
 from tests.process.gguf_of_checkpoint import write_gguf_of
 from tpiedge.local.prepare import prepare
 from tpiedge.model.source import DEMO, resolve_model
+from tpiedge.model.template import ChatTemplate
 
 
 def write_text_gguf_of(folder, path, kind, tensors_per_part=0):
@@ -69,7 +70,11 @@ def test_gguf_file_runs_and_is_packed_once(here, one_fork_server, tmp_path):
 def test_own_template_is_kept_in_the_pack(here, tmp_path):
     path = write_text_gguf_of(resolve_model(DEMO), tmp_path / "model.gguf", "Q8_0")
     command = ("import-gguf", path, "--out", tmp_path / "pack", "--chat-template", tmp_path / "own.jinja")
-    for template, words in ((None, "own.jinja is not a file"), ("{% if %}", "line 1: TemplateSyntaxError")):
+    for template, words in (
+        (None, "own.jinja is not a file"),
+        (" ", "own.jinja is empty"),
+        ("{% if %}", "line 1: TemplateSyntaxError"),
+    ):
         if template:
             (tmp_path / "own.jinja").write_text(template)
         refused = here(*command)
@@ -80,3 +85,5 @@ def test_own_template_is_kept_in_the_pack(here, tmp_path):
     assert "already there" in here(*command).out
     model = prepare(str(tmp_path / "pack"), None, None, None)
     assert model.tokenizer.decode(model.message_ids([{"role": "user", "content": "Hello"}])) == "Hello?"
+    template = ChatTemplate.open(tmp_path / "pack" / "text", {})
+    assert template.source(tools=True) == template.source(tools=False)

@@ -34,7 +34,7 @@ from tpiedge.model.gguf.model import GgufModel
 from tpiedge.model.presets import PRESETS, preset
 from tpiedge.model.source import refuse_gguf
 from tpiedge.model.spec import model_spec, unused_keys
-from tpiedge.model.template import MAX_TEMPLATE_BYTES, ChatTemplate
+from tpiedge.model.template import ADDITIONAL_TEMPLATES, MAX_TEMPLATE_BYTES, ChatTemplate
 from tpiedge.pack.export import export_safetensors
 from tpiedge.pack.layout import Storage
 from tpiedge.pack.manifest import TEXT_FOLDER
@@ -51,6 +51,8 @@ def _template_in(name: str) -> str:
     if not os.path.isfile(path):
         raise UserError(f"{path} is not a file")
     text = read_text(path.parent, path.name, MAX_TEMPLATE_BYTES)
+    if not text.strip():
+        raise UserError(f"{path} is empty, not a chat template")
     tokens = dict.fromkeys(("bos_token", "eos_token", "pad_token", "unk_token"), "")
     ChatTemplate({"default": text}, tokens).render([{"role": "user", "content": "hello"}])
     return text
@@ -233,7 +235,8 @@ def _tell(
 ) -> None:
     report, name = packed.report, packed.name
     if flags["chat_template"]:
-        write_files(report.path / TEXT_FOLDER, {"chat_template.jinja": flags["chat_template"].encode()})
+        names = "chat_template.jinja", f"{ADDITIONAL_TEMPLATES}/tool_use.jinja"
+        write_files(report.path / TEXT_FOLDER, dict.fromkeys(names, flags["chat_template"].encode()))
     if flags["verify"]:
         verify_pack(Pack.open(report.path))
     if flags["as_json"]:

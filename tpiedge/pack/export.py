@@ -45,11 +45,7 @@ def header(tensors: Sequence[TensorEntry]) -> bytes:
     offset = 0
     for tensor in tensors:
         end = offset + tensor.nbytes
-        entries[tensor.name] = {
-            "dtype": tensor.dtype,
-            "shape": tensor.shape,
-            "data_offsets": [offset, end],
-        }
+        entries[tensor.name] = {"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": [offset, end]}
         offset = end
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)

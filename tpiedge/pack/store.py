@@ -22,13 +22,7 @@ from pathlib import Path
 
 from tpiedge.errors import DiskFull, ProtocolError, TpiedgeError, UserError
 from tpiedge.pack.files import FileLock, check_free_space, partial_folder, replacing, write_synced
-from tpiedge.pack.manifest import (
-    BLOB_FOLDER,
-    MANIFEST_NAME,
-    MAX_MANIFEST_BYTES,
-    manifest_bytes,
-    pack_id,
-)
+from tpiedge.pack.manifest import BLOB_FOLDER, MANIFEST_NAME, MAX_MANIFEST_BYTES, manifest_bytes, pack_id
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.shard_copy import ROOM_REMEDY, Presence, ShardCopy, explain_store_errors
 from tpiedge.units import format_bytes

@@ -95,11 +95,7 @@ def fetch(
 
 
 def _transfer(
-    window: RequestWindow,
-    copy: ShardCopy,
-    parts: LayerRanges,
-    count: Callable[[int], None],
-    sync_bytes: int,
+    window: RequestWindow, copy: ShardCopy, parts: LayerRanges, count: Callable[[int], None], sync_bytes: int
 ) -> LayerRanges:
     """Writes arriving bytes. Returns damaged ranges."""
     damaged = {}

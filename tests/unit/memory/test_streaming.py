@@ -60,10 +60,7 @@ def alter(path: Path, offset: int) -> None:
 
 @pytest.mark.parametrize(
     ("harm", "kind", "words"),
-    [
-        (cut, ReadFault, "of {}: the file ends"),
-        (alter, IntegrityError, "unit 1 of gate of {} is damaged"),
-    ],
+    [(cut, ReadFault, "of {}: the file ends"), (alter, IntegrityError, "unit 1 of gate of {} is damaged")],
 )
 def test_file_changed_while_node_runs_is_named(
     stream: Callable[..., NodeWeights],

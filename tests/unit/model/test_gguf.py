@@ -364,6 +364,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"architecture": "gpt-oss"},
         "the architecture is 'gpt-oss'; supported are gemma2, gemma3, gemma4, granite, llama, ",
     ),
+    (
+        {"architecture": "phi3", "keys": {"phi3.rope.dimension_count": [16, 16]}},
+        "dimension_count is .*, not a number",
+    ),
     ({"architecture": "gemma2", "keys": {_PERIOD: 6}}, "sliding_window_pattern is not 2"),
     ({"architecture": "gemma2", "keys": {_PERIOD: [True, False]}}, "sliding_window_pattern is "),
     (

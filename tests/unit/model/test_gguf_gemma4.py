@@ -236,6 +236,8 @@ def test_keys_that_no_layer_uses_are_ignored(tmp_path: Path) -> None:
         ({"without": ("blk.0.layer_output_scale.weight",)}, "layer_output_scale.weight is missing"),
         ({"without": ("per_layer_token_embd.weight",)}, "per_layer_token_embd.weight is missing"),
         ({"without": ("blk.0.attn_v.weight",)}, "blk.0.attn_v.weight is missing"),
+        ({"without": ("rope_freqs.weight",)}, "rope_freqs.weight is missing"),
+        ({"keys": {"gemma4.attention.shared_kv_layers": [3] * 7}}, "shared_kv_layers is .*, not a number"),
         ({"extra": {"rope_freqs.weight": np.full(32, 1e30, np.float32)}}, "partial_rotary_factor is 0"),
         (
             {"extra": {"rope_freqs.weight": np.where(np.arange(32) % 2, 1, 1e30).astype(np.float32)}},

@@ -10,23 +10,10 @@ from msgspec.structs import replace
 
 from tests.unit.pack.stored import SHAPE
 from tpiedge.errors import UserError
-from tpiedge.pack.layout import (
-    ALIGN,
-    ROW_ALIGN,
-    BlobLayout,
-    PanelLayout,
-    RowLayout,
-    share_of_matrix,
-)
+from tpiedge.pack.layout import ALIGN, ROW_ALIGN, BlobLayout, PanelLayout, RowLayout, share_of_matrix
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.share import Share
-from tpiedge.pack.specs import (
-    BlobSpec,
-    MatrixSpec,
-    ModelSpec,
-    Precision,
-    VectorSpec,
-)
+from tpiedge.pack.specs import BlobSpec, MatrixSpec, ModelSpec, Precision, VectorSpec
 
 F32, BF16 = Precision.F32, Precision.BF16
 

@@ -585,9 +585,7 @@ def test_failed_prefetch_is_reported_once_and_retried(worker: Worker) -> None:
     assert [one.complete for one in told] == [True], "the same failure was not told again"
 
 
-def test_fork_server_is_reused_until_it_ends(
-    worker: Worker,
-) -> None:
+def test_fork_server_is_reused_until_it_ends(worker: Worker) -> None:
     worker.launched(5)
     worker.launched(6)
     assert len(FakeForkServer.made) == 1
@@ -662,9 +660,7 @@ def test_revoked_worker_ends_with_peer_error(worker: Worker) -> None:
     assert "revoked" in str(worker.error)
 
 
-def test_kv_snapshots_are_deleted_only_by_a_member(
-    make: Callable[..., Worker],
-) -> None:
+def test_kv_snapshots_are_deleted_only_by_a_member(make: Callable[..., Worker]) -> None:
     worker = make()
     worker.snapshots.mkdir()
     left = worker.snapshots / "7"

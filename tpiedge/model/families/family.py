@@ -71,6 +71,8 @@ class Gguf:
     paired: bool = False
     #: The checkpoint's name of a part of a layer, or of a tensor, without ".weight" -> the file's.
     tensors: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    #: Tensors without which a file is damaged, beside those of the config's layers.
+    needs: frozenset[str] = frozenset()
     #: A flag of config.json -> parts of a layer. It is set if a layer has the first one and lacks the second.
     lacking: Mapping[str, tuple[str, str]] = field(default_factory=lambda: MappingProxyType({}))
     #: The file's key of a number or a list, without the architecture -> config.json's. The number 0 counts as missing.

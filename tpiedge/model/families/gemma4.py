@@ -214,6 +214,7 @@ _GGUF = Gguf(
         "post_per_layer_input_norm": "post_norm",
         "layer_scalar": "layer_output_scale",
     },
+    needs=frozenset({"rope_freqs.weight"}),
     lacking={"attention_k_eq_v": ("attn_k", "attn_v")},
     keys={
         "attention.key_length_swa": "sliding_head_dim",

@@ -95,14 +95,17 @@ def huggingface_config(header: GgufHeader) -> dict[str, object]:
         "eos_token_id": list(known),
         "dtype": "bfloat16" if embedding.kind == "BF16" else "float32",
     }
+    for needed in files.needs - header.tensors.keys():
+        raise UserError(f"{header.path}: the tensor {needed} is missing; download the file again")
     for flag, (part, other) in files.lacking.items():
         having = (one for one in header.tensors if one.endswith(f".{part}.weight"))
         config[flag] = any(one.replace(f".{part}.", f".{other}.") not in header.tensors for one in having)
     for key, ours in files.keys.items():
-        if isinstance(listed := keys.raw(f"{name}.{key}"), np.ndarray):
+        listed = keys.raw(f"{name}.{key}")
+        if isinstance(listed, np.ndarray) and key.endswith("_pattern"):
             config[ours] = listed[: size("block_count") + 1].tolist()
         elif number := keys.optional_number(f"{name}.{key}", -_MAX, _MAX):  # 0 means unset
-            config[ours] = _single(number) if isinstance(keys.raw(f"{name}.{key}"), float) else int(number)
+            config[ours] = _single(number) if isinstance(listed, float) else int(number)
     return {**config, **files.more(config)}
 
 
