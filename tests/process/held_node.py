@@ -19,9 +19,9 @@ from tpiedge.wire.data import StepPlan
 def _hold(path: Path) -> None:
     run = Engine.run
 
-    def run_later(forward: Engine, x_TH: Tensor, plan: StepPlan) -> None:
+    def run_later(forward: Engine, x_TH: Tensor, plan: StepPlan, inputs_TI: Tensor | None = None) -> None:
         wait_where_held(path)
-        run(forward, x_TH, plan)
+        run(forward, x_TH, plan, inputs_TI)
 
     Engine.run = run_later
 

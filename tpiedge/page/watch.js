@@ -30,6 +30,8 @@ class ClusterWatch extends EventTarget {
   #tag = "";
   #seenAt_s = 0;
   #watchers = 0;
+  // Whether a look is under way. A second one would ask for the key again after the user refused.
+  #looking = false;
   #stop = new AbortController();
 
   // Looks until the returned function is called.
@@ -75,12 +77,13 @@ class ClusterWatch extends EventTarget {
 
   async #look(signal) {
     while (!signal.aborted) {
-      if (!this.locked && !document.hidden) await this.#once(signal);
+      if (!this.locked && !this.#looking && !document.hidden) await this.#once(signal);
       await pause(LOOK_MS, signal);
     }
   }
 
   async #once(signal) {
+    this.#looking = true;
     try {
       const headers = this.#tag ? { "If-None-Match": this.#tag } : {};
       const asking = () => this.#set(() => this.#missed(texts.cluster.keyWanted, false));
@@ -93,6 +96,8 @@ class ClusterWatch extends EventTarget {
       if (signal.aborted) return;
       if (!(error instanceof Refusal)) throw error;
       this.#set(() => this.#refused(error));
+    } finally {
+      this.#looking = false;
     }
   }
 
