@@ -137,7 +137,9 @@ def _compare(shape: str, precision: str, threads: Sequence[int], work: _Work, ke
     print(f"{shape} {precision}: writing random weights for both", file=sys.stderr)
     try:
         gguf_bytes = write_random_gguf(SHAPES[shape], precision, gguf)
-        random = ["pack", "--random", SHAPES[shape], "--distinct-layers", "2", "--precision", precision]
+        # Only layers of one shape can be repeated.
+        distinct = [] if shape == "gemma4-e2b" else ["--distinct-layers", "2"]
+        random = ["pack", "--random", SHAPES[shape], *distinct, "--precision", precision]
         same = ["import-gguf", str(gguf)]
         checked([str(TPIEDGE), *(same if precision == "q4_k_m" else random), "--out", str(pack)])
         for count in threads:
@@ -157,9 +159,10 @@ def _alternate(setting: dict[str, Any], gguf: Path, pack: Path, work: _Work, kee
     name = "{shape} {precision}, {threads} threads".format_map(setting)
     rounds: list[tuple[Speed, Speed]] = []
     with _cluster(pack, setting["threads"], work) as (cluster, model, machines):
-        weight_bytes = (
-            sum(node.weight_bytes for node in cluster.stats()) + model.pack.layout("embedding").nbytes
-        )
+        # A tied model's embedding is among the weights as its head.
+        tied = model.pack.spec.tied
+        embedding = model.pack.layout("embedding").nbytes
+        weight_bytes = sum(node.weight_bytes for node in cluster.stats()) + (0 if tied else embedding)
         _own_speed(cluster, model, work)  # warm-up; llama-bench has one of its own
         try:
             for repeat in range(work.repeats):

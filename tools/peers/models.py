@@ -15,6 +15,7 @@ SHAPES = {
     "8b": "llama3-8b",
     "gemma3-1b": "gemma3-1b",
     "phi4-mini": "phi4-mini-3.8b",
+    "gemma4-e2b": "gemma4-e2b",
 }
 """Shape of random weights -> the preset."""
 PRECISIONS = ("q4", "q8", "bf16")
