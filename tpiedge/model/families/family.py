@@ -207,6 +207,12 @@ def refuse_bidirectional(config: ConfigFields, *harmless: str) -> None:
         config.refuse("use_bidirectional_attention", "is set: only text generation is supported")
 
 
+def query_scalar(config: Mapping[str, Any], wide: int) -> int:
+    """Returns what GGUF files of Gemma lack. `wide`: layers of the model that has hidden size / heads."""
+    columns: int = config["hidden_size"] // config["num_attention_heads"]
+    return columns if config["num_hidden_layers"] == wide else config["head_dim"]
+
+
 def factor(config: ConfigFields, key: str) -> float:
     return config.number(key, 1e-6, _MAX_FACTOR, 1.0)
 

@@ -1,8 +1,6 @@
 """Gemma 2."""
 
 import math
-from collections.abc import Mapping
-from typing import Any
 
 from tpiedge.model.families.family import (
     NORMS_AROUND,
@@ -13,6 +11,7 @@ from tpiedge.model.families.family import (
     cap,
     common,
     periodic_windows,
+    query_scalar,
     refuse_bidirectional,
     shape,
 )
@@ -50,14 +49,6 @@ _PRESETS = {
 }
 
 
-def _more(config: Mapping[str, Any]) -> Mapping[str, object]:
-    """Returns what llama.cpp does not read from a file."""
-    layers, columns = config["num_hidden_layers"], config["hidden_size"] // config["num_attention_heads"]
-    return {
-        "query_pre_attn_scalar": columns if layers == 46 else config["head_dim"],  # 46: Gemma 2 27B
-    }
-
-
 _GGUF = Gguf(
     "gemma2",
     tensors=NORMS_AROUND,
@@ -67,7 +58,7 @@ _GGUF = Gguf(
         "attn_logit_softcapping": "attn_logit_softcapping",
         "final_logit_softcapping": "final_logit_softcapping",
     },
-    more=_more,
+    more=lambda config: {"query_pre_attn_scalar": query_scalar(config, 46)},  # 46: Gemma 2 27B
 )
 FAMILY = Family(
     "gemma2",

@@ -15,6 +15,7 @@ from tpiedge.model.families.family import (
     cap,
     common,
     periodic_windows,
+    query_scalar,
     refuse_bidirectional,
     ropes_by_type,
     shape,
@@ -57,11 +58,9 @@ _PRESETS = {
 
 
 def _more(config: Mapping[str, Any]) -> Mapping[str, object]:
-    """Returns what llama.cpp does not read from a file."""
-    layers, columns = config["num_hidden_layers"], config["hidden_size"] // config["num_attention_heads"]
     local = {"rope_type": "default", "rope_theta": config.get("rope_local_base_freq", 10_000.0)}
     return {
-        "query_pre_attn_scalar": columns if layers == 62 else config["head_dim"],  # 62: Gemma 3 27B
+        "query_pre_attn_scalar": query_scalar(config, 62),  # 62: Gemma 3 27B
         "sliding_window": config.get("sliding_window"),
         "rope_parameters": {"full_attention": config["rope_parameters"], "sliding_attention": local},
     }

@@ -30,7 +30,7 @@ def _more(config: Mapping[str, Any]) -> Mapping[str, object]:
     }
 
 
-GGUF = Gguf(
+_GGUF = Gguf(
     "olmo2",
     tensors=NORMS_AROUND,
     keys={
@@ -47,5 +47,5 @@ FAMILY = Family(
     row_norms=True,
     norms="after",
     presets=_PRESETS,
-    gguf=GGUF,
+    gguf=_GGUF,
 )

@@ -1,7 +1,9 @@
 """OLMo 3."""
 
-from tpiedge.model.families.family import Family, common, periodic_windows, ropes_by_type, shape
-from tpiedge.model.families.olmo2 import GGUF
+from dataclasses import replace
+
+from tpiedge.model.families import olmo2
+from tpiedge.model.families.family import common, periodic_windows, ropes_by_type, shape
 
 _YARN = {
     "rope_type": "yarn",
@@ -17,14 +19,11 @@ _PRESETS = {
     "olmo3-32b": shape(_OLMO3, 5120, 27648, 64, 40, 8, 100278, 65536),
 }
 
-FAMILY = Family(
-    "olmo3",
-    "Olmo3",
-    {"rms_norm_eps": 1e-5, "max_position_embeddings": 2048, "eos_token_id": 50279},
-    row_norms=True,
-    norms="after",
+FAMILY = replace(
+    olmo2.FAMILY,
+    model_type="olmo3",
+    name="Olmo3",
     windows=periodic_windows(4, 4096),
     ropes=ropes_by_type(500_000.0, 500_000.0),
     presets=_PRESETS,
-    gguf=GGUF,
 )
