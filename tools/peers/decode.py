@@ -21,6 +21,8 @@ from typing import Any, Final
 from tpiedge.errors import PeerError
 from tpiedge.host.device import default_threads
 from tpiedge.host.process import cpu_name
+from tpiedge.kernels.probes import Probes
+from tpiedge.kernels.shared_library import kernel_library
 from tpiedge.lab.bench.figures import ask, spread
 from tpiedge.lab.testbed.running import emulated
 from tpiedge.local.cluster import LocalCluster, launch
@@ -50,6 +52,9 @@ _REQUIRED = {
 """Precision -> kind of speed -> the least ratio to llama.cpp's."""
 _REQUIRED_OF_FAMILIES = dict.fromkeys(("gemma3-1b", "phi4-mini", "gemma4-e2b"), _bounds(1.7, 1.0))
 """Shape -> the same, for families other than Llama, in any precision."""
+_OF_BANDWIDTH = {"q8": 0.9, "q4": 0.9}
+"""Precision -> the least part of the memory's read rate that decoding reaches on one machine."""
+_PROBE_BYTES = 1 << 30
 _MOST_BYTES = {"q4_k_m": 1.02}
 """Precision -> the most bytes of weights, in parts of the file's tensors."""
 _REQUIRED_OF_TWO = {("7b", "q4"): {"decode": 1.2}}
@@ -158,15 +163,21 @@ def _alternate(setting: dict[str, Any], gguf: Path, pack: Path, work: _Work, kee
     """
     name = "{shape} {precision}, {threads} threads".format_map(setting)
     rounds: list[tuple[Speed, Speed]] = []
+    memory_bytes_per_s: list[float] = []
+    library = kernel_library()
+    probes = None if library is None or work.testbed else Probes(library, _PROBE_BYTES)
     with _cluster(pack, setting["threads"], work) as (cluster, model, machines):
         # A tied model's embedding is among the weights as its head.
         tied = model.pack.spec.tied
         embedding = model.pack.layout("embedding").nbytes
-        weight_bytes = sum(node.weight_bytes for node in cluster.stats()) + (0 if tied else embedding)
+        token_bytes = sum(node.weight_bytes for node in cluster.stats())
+        weight_bytes = token_bytes + (0 if tied else embedding)
         _own_speed(cluster, model, work)  # warm-up; llama-bench has one of its own
         try:
             for repeat in range(work.repeats):
                 peer_speed = _peer_speed(gguf, setting["threads"], work, machines)
+                if probes is not None:
+                    memory_bytes_per_s.append(probes.bytes_per_s(setting["threads"]))
                 rounds.append((peer_speed, _own_speed(cluster, model, work)))
                 told = f"llama.cpp {_words(rounds[-1][0])}, tpiedge {_words(rounds[-1][1])}"
                 print(f"{name}, {repeat + 1} of {work.repeats}: {told}", file=sys.stderr)
@@ -177,7 +188,10 @@ def _alternate(setting: dict[str, Any], gguf: Path, pack: Path, work: _Work, kee
                 size = size_of_setting(
                     setting["gguf_bytes"], weight_bytes, _MOST_BYTES.get(setting["precision"])
                 )
-                keep({**setting, **found, "bytes": size, "rounds": len(rounds)})
+                read = [speed["decode"] * token_bytes for speed in own]
+                least = _OF_BANDWIDTH.get(setting["precision"])
+                reads = reads_of_setting(memory_bytes_per_s[: len(own)], read, least)
+                keep({**setting, **found, "bytes": size, **reads, "rounds": len(rounds)})
 
 
 def _required(setting: dict[str, Any], work: _Work) -> Mapping[str, float]:
@@ -276,6 +290,19 @@ def size_of_setting(peer: int, own: int, most: float | None) -> dict[str, object
     """Bytes of the file's tensors, and of tpiedge's weights with the embedding, whose rows both read on demand."""
     met = None if most is None else own <= most * peer
     return {"llama_cpp": peer, "tpiedge": own, "ratio": own / peer, "at_most": most, "met": met}
+
+
+def reads_of_setting(
+    memory: Sequence[float], own: Sequence[float], least: float | None
+) -> Mapping[str, dict[str, object]]:
+    """Bytes per second that as many threads read from memory, and that decoding reads; nothing without the first."""
+    if not memory:
+        return {}
+    part = spread(ratios(own, memory))
+    met = None if least is None else part["median"] >= least
+    return {
+        "reads": {"memory": spread(memory), "tpiedge": spread(own), "part": part, "at_least": least, "met": met}
+    }
 
 
 def _words(speed: Speed) -> str:

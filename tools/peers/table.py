@@ -46,6 +46,10 @@ def decode_table(record: Mapping[str, Any]) -> str:
         size = setting["bytes"]
         columns = (*(format_bytes(size[who]) for who in ("llama_cpp", "tpiedge")), f"{size['ratio']:.4f}")
         rows.append((name, "bytes", *columns, size["at_most"] or "", _RESULTS[size["met"]]))
+        if reads := setting.get("reads"):
+            rates = (f"{format_bytes(reads[who]['median'])}/s" for who in ("memory", "tpiedge"))
+            columns = (*rates, _spread(reads["part"], 2))
+            rows.append((name, "of memory", *columns, reads["at_least"] or "", _RESULTS[reads["met"]]))
     error = [f"error: {record['error']}"] if "error" in record else []
     return "\n".join([head, *(_SPEED_ROW.format(*row).rstrip() for row in rows), *error])
 

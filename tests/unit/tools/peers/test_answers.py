@@ -3,7 +3,7 @@ import json
 import pytest
 
 from tools.peers.contestants import Answer, read_llama_bench, read_tpiedge
-from tools.peers.decode import read_speed, report_of_setting, size_of_setting
+from tools.peers.decode import read_speed, reads_of_setting, report_of_setting, size_of_setting
 from tools.peers.limits import Limit
 from tools.peers.offload import Run, report_of_limit
 from tools.peers.serve import ServeRound, report_of_streams
@@ -90,7 +90,9 @@ def test_decode_table_has_every_bound_and_the_error() -> None:
     found = report_of_setting([speed(100, 10)], [speed(300, 9)], {"decode": 1.05})
     setting = {"shape": "1.1b", "precision": "q4_k_m", "threads": 2, **found}
     size = size_of_setting(1_000_000, 1_010_000, 1.02)
-    record = {"processor": "Zen", "llama.cpp": "1", "repeats": 5, "settings": [{**setting, "bytes": size}]}
+    reads = reads_of_setting([20e9, 20e9], [18e9, 15e9], 0.9)
+    setting |= {"bytes": size, **reads}
+    record = {"processor": "Zen", "llama.cpp": "1", "repeats": 5, "settings": [setting]}
     lines = [line.split() for line in decode_table(record | {"error": "no memory"}).splitlines()]
     name = ["1.1b", "q4_k_m,", "2", "threads"]
     assert lines[2][:6] == [*name, "prefill", "512"]
@@ -98,7 +100,10 @@ def test_decode_table_has_every_bound_and_the_error() -> None:
     assert lines[3][4:6] == ["decode", "10.00"]
     assert lines[3][-4:] == ["0.90", "(0.90-0.90)", "1.05", "misses"]
     assert lines[4][4:] == ["bytes", "1.0", "MB", "1.0", "MB", "1.0100", "1.02", "meets"]
-    assert lines[5] == ["error:", "no", "memory"]
+    part = ["20.0", "GB/s", "16.5", "GB/s", "0.82", "(0.75-0.90)", "0.9", "misses"]
+    assert lines[5][4:] == ["of", "memory", *part]
+    assert lines[6] == ["error:", "no", "memory"]
+    assert reads_of_setting([], [18e9], 0.9) == {}
     assert size_of_setting(100, 103, 1.02)["met"] is False
     assert size_of_setting(100, 103, None)["met"] is None
 
