@@ -301,7 +301,13 @@ def reads_of_setting(
     part = spread(ratios(own, memory))
     met = None if least is None else part["median"] >= least
     return {
-        "reads": {"memory": spread(memory), "tpiedge": spread(own), "part": part, "at_least": least, "met": met}
+        "reads": {
+            "memory": spread(memory),
+            "tpiedge": spread(own),
+            "part": part,
+            "at_least": least,
+            "met": met,
+        }
     }
 
 
