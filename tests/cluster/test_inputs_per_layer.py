@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from tests.cluster.packs import split_of
 from tests.cluster.test_exactness import assert_close
-from tests.cluster.test_kv_transfer import CHANGES, assert_continued
+from tests.cluster.test_page_moves import CHANGES, assert_continued
 from tests.cluster.test_streaming import PLACEMENTS
 from tests.fakes.cluster import InProcessCluster
 from tests.unit.kernels.instruction_sets import AVAILABLE

@@ -11,7 +11,7 @@ import torch
 from tests.cluster.made_up import CONFIG, IDS, plain_answer, plain_logits, write_made_up
 from tests.cluster.packs import split_of
 from tests.cluster.test_exactness import assert_close
-from tests.cluster.test_kv_transfer import (
+from tests.cluster.test_page_moves import (
     CHANGES,
     TOKENS,
     assert_continued,

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from tests.cluster.packs import split_of
 from tests.cluster.test_exactness import assert_close
-from tests.cluster.test_kv_transfer import CHANGES, assert_continued
+from tests.cluster.test_page_moves import CHANGES, assert_continued
 from tests.fakes.cluster import InProcessCluster
 from tpiedge.engine.forward import Engine
 from tpiedge.kernels.shared_library import kernel_library

@@ -18,14 +18,16 @@ from tpiedge.collectives.group import Group
 from tpiedge.collectives.peer_channel import node_name
 from tpiedge.engine.forward import Engine, kv_cache
 from tpiedge.engine.grammars import Grammars, await_any
-from tpiedge.engine.kv_transfer import KVTransfer, SnapshotStore
 from tpiedge.engine.meter import Meter
+from tpiedge.engine.page_moves import PageDisk, PageMoves
 from tpiedge.engine.runner import Leader, Serving, follow
 from tpiedge.engine.sampler import Sampler
 from tpiedge.engine.steps import StepLimits
 from tpiedge.errors import InternalError, TpiedgeError, UserError
 from tpiedge.kernels.kv_format import usual_kv
 from tpiedge.kernels.linear import Arithmetic, Linear
+from tpiedge.kv.store import PageStore
+from tpiedge.memory.disk import DiskQueue
 from tpiedge.memory.sweep import Placement, Sweep
 from tpiedge.memory.weights import NodeWeights
 from tpiedge.model.spec import config_of_pack
@@ -34,13 +36,14 @@ from tpiedge.pack.reader import Pack
 from tpiedge.pack.share import NodeShare
 from tpiedge.planner.arithmetic import usual_compute
 from tpiedge.transport.endpoint import EndpointClosed
-from tpiedge.wire.control import AnswerPart, Failed, Finished, Halt, KVSnapshot, StepSpans, Token
-from tpiedge.wire.data import SavePages, StepPlan
+from tpiedge.wire.control import AnswerPart, Failed, Finished, KVSnapshot, PageKeys, StepSpans, Token
+from tpiedge.wire.data import PageOrders, StepPlan
 from tpiedge.wire.fields import Compute, KVPrecision
 from tpiedge.wire.requests import GenerationRequest
 
 _EPOCH = 1
 _WAIT_S = 20.0
+_DISK_BYTES = 1 << 30
 
 
 def greedy_request(prompt_ids: Sequence[int], max_tokens: int) -> GenerationRequest:
@@ -54,7 +57,11 @@ class SoloLeader(Leader):
     sampler_of: Callable[[GenerationRequest], Any] | None = None
 
     def await_grammar(self, limit_s: float) -> None:
-        await_any(self._awaited, limit_s)
+        """Waits for a grammar, or for pages from this node's disk."""
+        if self._batcher.awaited:
+            self._moves.wait(limit_s)
+        else:
+            await_any(self._awaited, limit_s)
 
     def generate(
         self, request: GenerationRequest, emit: Callable[[AnswerPart], None], cancelled: Callable[[], bool]
@@ -67,7 +74,7 @@ class SoloLeader(Leader):
 
         announce = self._communicator.announce
 
-        def announced(plan: StepPlan | SavePages) -> None:
+        def announced(plan: StepPlan | PageOrders) -> None:
             announce(plan)
             poll()
 
@@ -118,16 +125,18 @@ class InProcessCluster:
         sampler_of: Callable[[GenerationRequest], Any] | None = None,
         threads: int = 1,
         folders: Sequence[Path] = (),
+        pages: PageKeys | None = None,
         snapshot: KVSnapshot | None = None,
         tokenizer: Path | None = None,
         told: Callable[[StepSpans], None] = lambda _: None,
     ) -> None:
         """`placement` of every node's weights (None: pinned); with `grain_pages` they also use what the KV cache leaves
-        free. `folders` are for each node's KV snapshots. `told` gets recorded steps. The others are as in `Serving` and
-        `Leader`."""
+        free. `folders`: of each node's KV pages, with the keys `pages`. `told` gets recorded steps. The others are
+        as in `Serving` and `Leader`."""
         self._folders = folders
         self._snapshot = snapshot
-        self._transfers: list[KVTransfer] = []
+        self.disks: list[PageDisk] = []
+        self.warnings: list[str] = []  # pages that could not be written
         self._tokenizer = tokenizer
         self._told = told
         self._placement = placement
@@ -146,6 +155,7 @@ class InProcessCluster:
             grain_pages,
             limits=limits,
             route=route or Route(),
+            pages=pages,
         )
         self._kv = kv or usual_kv(self._compute)
         self._capacity = capacity_tokens
@@ -153,6 +163,7 @@ class InProcessCluster:
         self._threads: list[threading.Thread] = []
         self.errors: list[TpiedgeError] = []
         self.weights: list[NodeWeights] = []
+        self._queues: list[DiskQueue] = []
         self._page_bytes = 0
         self._meter = Meter()  # rank 0's
         self.endpoints = InProcessPeer.group([node_name(rank) for rank in range(len(shares))])
@@ -170,11 +181,6 @@ class InProcessCluster:
     def logits(self, token_ids: Sequence[int]) -> Tensor:
         """Returns [T, vocabulary]."""
         return self.leader.logits(token_ids)
-
-    def save(self, order: Halt) -> tuple[int, str]:
-        """Saves the running requests for another cluster. Returns how many pages, and why nothing was saved, or ""."""
-        pages, sequences = self.leader.order_save(order)
-        return len(pages.pages), self._transfers[0].save(pages, order.stored, sequences)
 
     @property
     def computed(self) -> int:
@@ -209,30 +215,38 @@ class InProcessCluster:
         except BaseException:
             self._resources.close()
             raise
-        self._transfers = [self._transfer_of(engine, rank) for rank, engine in enumerate(engines)]
-        for engine, transfer in zip(engines[1:], self._transfers[1:], strict=True):
-            thread = threading.Thread(target=self._follow, args=(engine, transfer), name="follower")
+        moves = [self._moves(engine, rank) for rank, engine in enumerate(engines)]
+        for pair in zip(engines[1:], moves[1:], strict=True):
+            thread = threading.Thread(target=self._follow, args=pair, name="follower")
             thread.start()
             self._threads.append(thread)
         grammars = Grammars(self._tokenizer or Path("nowhere"), self._config.vocab_size)
         self._resources.callback(grammars.close)
-        leader = SoloLeader(engines[0], self._serving, self._told, grammars)
-        leader.sampler_of = self._sampler_of
         if self._snapshot is not None:
-            leader.adopt(*self._transfers[0].restore(self._snapshot), private=self._snapshot.private)
+            moves[0].scatter(self._snapshot)
+        leader = SoloLeader(engines[0], self._serving, self._told, grammars, moves[0])
+        leader.sampler_of = self._sampler_of
         return leader
 
-    def _transfer_of(self, engine: Engine, rank: int) -> KVTransfer:
-        store = SnapshotStore(self._folders[rank], b"key") if self._folders else None
-        return KVTransfer(engine, self._shares[rank].along("attention"), store, ())
+    def _moves(self, engine: Engine, rank: int) -> PageMoves:
+        disk, keys = None, self._serving.pages
+        if keys is not None:
+            folder = self._folders[rank]
+            kept = PageStore(folder / "kept", _DISK_BYTES, keys.kept_seal)
+            parked = PageStore(folder / "parked", _DISK_BYTES, keys.parked_seal)
+            disk = PageDisk(self._queues[rank], parked, kept, self.warnings.append)
+            self.disks.append(disk)
+        return PageMoves(engine, self._shares[rank].along("attention"), disk)
 
     def _engine(self, rank: int) -> Engine:
         share = self._shares[rank]
         cache = kv_cache(self._config, share, self._kv, self._sequences, self._capacity)
         kv_bytes = cache.reserved_bytes if self._serving.grain_pages else 0
         offset = self._config.norm_offset
+        queue = DiskQueue()
+        self._queues.append(queue)
         weights = NodeWeights(
-            self._pack, share, rank == 0, self._placement, kv_bytes=kv_bytes, norm_offset=offset
+            self._pack, share, rank == 0, self._placement, kv_bytes=kv_bytes, norm_offset=offset, disk=queue
         )
         self.weights.append(weights)
         if rank == 0:
@@ -251,10 +265,10 @@ class InProcessCluster:
             return Communicator()
         return Group(self.endpoints[rank], liveness, epoch=_EPOCH, rank=rank, size=size, linked=True)
 
-    def _follow(self, engine: Engine, transfer: KVTransfer) -> None:
+    def _follow(self, engine: Engine, moves: PageMoves) -> None:
         try:
             if self._snapshot is not None:
-                transfer.restore(self._snapshot)
-            follow(engine, transfer, self._told)
+                moves.scatter(self._snapshot)
+            follow(engine, moves, self._told)
         except TpiedgeError as error:
             self.errors.append(error)  # closing its spoke ends it with EndpointClosed

@@ -10,8 +10,9 @@ from concurrent.futures import Future
 from dataclasses import replace
 
 from tpiedge.errors import DiskFull, UnknownWorker, UserError
+from tpiedge.kv.page_folder import PageUsage
 from tpiedge.local.served_models import ServedModel, UnknownModel
-from tpiedge.local.service import Service
+from tpiedge.local.service import MachinePages, Service
 from tpiedge.master.counters import StepTimeline
 from tpiedge.master.history import ClusterEvent
 from tpiedge.master.journal import AnswerEvent, Paused, RequestLine, Resubmitted, Resumed
@@ -154,6 +155,7 @@ class FakeService(Service):
         #: Why no worker can be drained; "" where each can. Whether one that is has no part after the next look.
         self.needed = ""
         self.settles = True
+        self.cleared = False  # whether page files were to be deleted
         #: What `request_lines` gives beside the requests that run, and `events`; ids that were dismissed.
         self.lines: tuple[RequestLine, ...] = ()
         self.told: tuple[ClusterEvent, ...] = ()
@@ -326,6 +328,16 @@ class FakeService(Service):
         if without:
             self._called(without)
         return Forecast(0.01, None if without and self.needed else 0.0125, 2, True, self.needed)
+
+    def page_files(self, *, clear: bool = False) -> list[MachinePages]:
+        self.cleared |= clear
+        found = [MachinePages("master", "", PageUsage(2, 8192), PageUsage(), 10**9, 0)]
+        for node in self._nodes:
+            why = "it is away" if node.state == "lost" else ""
+            found.append(
+                MachinePages(node.name, node.host, PageUsage(1, 4096), PageUsage(1, 512), 0, 4096, why)
+            )
+        return found
 
     def drain(self, name: str) -> Future[str]:
         found, ordered = self._called(name), Future[str]()

@@ -28,7 +28,7 @@ DEMO = Path(__file__).parents[2] / "tpiedge" / "model" / "demo"
 SECRET = "the-admin-secret"
 PACK = "pack-1"
 USUAL = Limits()
-ACCESS = {"insecure", "origins", "public_names", "proxies", "share_prefixes"}
+ACCESS = {"insecure", "origins", "public_names", "proxies", "share_prefixes", "scope_key"}
 
 
 class InstantTemplate(ChatTemplate):

@@ -57,6 +57,7 @@ def test_admin_nodes_json_keeps_its_names_and_types(server, service):
             **dict.fromkeys(("name", "state", "why", "host", "spare", "not_stocked"), str),
             **dict.fromkeys(("rank", "threads", "memory_bytes", "weight_bytes", "planned_bytes"), int),
             **dict.fromkeys(("disk_bytes", "fetched_bytes", "fetch_total_bytes"), int),
+            **dict.fromkeys(("keep_bytes", "park_bytes"), int),
             **dict.fromkeys(("speed", "last_seen_s", "fetch_bytes_per_s", "left_out_s"), float),
             **dict.fromkeys(("round_trip_s", "link_bytes_per_s"), float),
             "attention": [int],
@@ -68,7 +69,7 @@ def test_admin_nodes_json_keeps_its_names_and_types(server, service):
     ]
     assert found.pop("totals") == {
         **dict.fromkeys(("finished", "failed", "cancelled", "refused", "resumed", "cut"), int),
-        **dict.fromkeys(("prompt_tokens", "cached_tokens", "tokens"), int),
+        **dict.fromkeys(("prompt_tokens", "cached_tokens", "brought_tokens", "tokens"), int),
         "paused_s": float,
     }
     assert found.pop("history") == {"begun": [int], "failed": int, "losses": [int], "recoveries": histogram}
@@ -79,9 +80,9 @@ def test_admin_nodes_json_keeps_its_names_and_types(server, service):
     }
     assert found == {
         **dict.fromkeys(("reason", "failed", "split_shows", "model", "pack", "next_pack"), str),
-        **dict.fromkeys(("collective", "bulk_collective", "collective_why"), str),
+        **dict.fromkeys(("collective", "bulk_collective", "collective_why", "not_kept", "not_parked"), str),
         **dict.fromkeys(("queued", "running", "epoch"), int),
-        **dict.fromkeys(("ready", "asleep"), bool),
+        **dict.fromkeys(("ready", "asleep", "keeps_context"), bool),
         "kept_s": float,
         "links": [{"low": int, "high": int, "round_trip_s": float}],
     }

@@ -8,9 +8,11 @@ from click.testing import CliRunner
 
 from tests.fakes.service import PACK
 from tests.http.conftest import SECRET, KnowingTemplate, answers
+from tpiedge.cli.cache import cache
 from tpiedge.cli.chat_client import chat
 from tpiedge.cli.main import cli
 from tpiedge.cli.master_parts import only_master
+from tpiedge.cli.models import shards
 from tpiedge.cli.nodes import nodes
 from tpiedge.cli.use import _wait_until_served
 from tpiedge.errors import PeerError, PeerLost, UserError
@@ -137,6 +139,60 @@ def test_nodes_command_prints_json(tmp_path, command, service):
 def lost(name, host, seen_s):
     cause = f"silent for {host}"
     return NodeStatus(name, None, "lost", (0, 0), (0, 0), 2, 0, 0.0, 0, seen_s, cause, host)
+
+
+def test_nodes_command_says_whether_prompts_are_kept(command, service, monkeypatch):
+    status = service.status
+    assert "on disk" not in command(nodes)
+    monkeypatch.setattr(service, "status", lambda: replace(status(), keeps_context=True))
+    assert "prompts are kept on disk: tpiedge cache ls" in command(nodes)
+    why = "prompts are not kept on disk: \x1b[2J"
+    monkeypatch.setattr(service, "status", lambda: replace(status(), not_kept=why, not_parked="nor others"))
+    lines = command(nodes).splitlines()
+    assert any(line.startswith("prompts are not kept") and "\x1b" not in line for line in lines)
+    assert "nor others" in lines
+
+
+def test_cache_command_lists_and_clears_all_machines(tmp_path, command, service):
+    service._nodes = (NODES[1],)
+    out = command(cache, "ls")
+    rows = [line.split() for line in out.splitlines()]
+    assert ["master", "2", "8.2", "kB", "1.0", "GB", "0", "0", "B", "none"] in rows
+    assert ["attic", "1", "4.1", "kB", "none", "1", "512", "B", "4.1", "kB"] in rows
+    record = json.loads(command(cache, "ls", "--json"))
+    assert [one["kept"] for one in record["machines"]] == [
+        {"pages": 2, "nbytes": 8192},
+        {"pages": 1, "nbytes": 4096},
+    ]
+    assert not service.cleared
+    out = command(cache, "clear", "--all-nodes")
+    assert service.cleared
+    assert out == "master: 2 pages deleted (8.2 kB)\nattic: 2 pages deleted (4.6 kB)\n"
+    service._nodes = (replace(NODES[1], state="lost"),)
+    with pytest.raises(PeerError, match=r"attic: it is away; type 'tpiedge cache clear' there"):
+        command(cache, "clear", "--all-nodes")
+
+
+def test_cache_command_needs_no_master_for_this_computer(tmp_path):
+    for name, count in (("master", 1), ("worker", 2)):
+        folder = tmp_path / name / "pages" / "kept"
+        folder.mkdir(parents=True)
+        for number in range(count):
+            (folder / f"{number:032x}-1").write_bytes(bytes(4096))
+    state = ("--state", str(tmp_path))
+
+    def run(command, *words):
+        result = CliRunner().invoke(command, [*words, *state])
+        assert result.exit_code == 0, result.output
+        return result.stdout
+
+    rows = [line.split() for line in run(cache, "ls").splitlines()]
+    assert ["worker", "2", "8.2", "kB", "-", "0", "0", "B", "-"] in rows
+    assert json.loads(run(shards, "ls", "--json", "--cache", str(tmp_path)))["page_bytes"] == 8192
+    assert run(cache, "clear") == "master: 1 page deleted (4.1 kB)\nworker: 2 pages deleted (8.2 kB)\n"
+    assert [one["kept"]["pages"] for one in json.loads(run(cache, "ls", "--json"))["machines"]] == [0, 0]
+    result = CliRunner().invoke(cache, ["clear", "--all-nodes", *state])
+    assert "no master runs on this computer" in str(result.exception)
 
 
 def test_nodes_command_approves_and_revokes_workers(tmp_path, command, service):

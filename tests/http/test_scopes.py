@@ -6,7 +6,9 @@ import httpx
 import pytest
 
 from tests.http.conftest import KnowingTemplate
-from tpiedge.kv.pages import PagePool
+from tpiedge.api.keys import add_key, revoke_key
+from tpiedge.errors import UserError
+from tpiedge.kv.pages import NameKeys, PagePool
 from tpiedge.wire.requests import SCOPE_CHARACTERS
 
 KEYS = ("sk-one", "sk-two")
@@ -23,14 +25,14 @@ def key(number):
 @pytest.fixture
 def caching(service):
     """The cluster keeps what it has read, in rank 0's ledger of pages."""
-    pool = PagePool(200, PAGE, b"key")
+    pool = PagePool(200, PAGE, NameKeys(b"key", b"key"))
 
     def script(generation):
         ids, scope = generation.request.prompt_ids, generation.request.scope
-        found = pool.find(ids, scope)
-        before = pool.scope_name(scope)
-        for start in range(0, len(ids) - PAGE + 1, PAGE):
-            before = pool.publish(pool.allocate(), before, ids[start : start + PAGE])
+        names = [*pool.names(ids, pool.scope_name(scope))]
+        found = pool.find(names[: (len(ids) - 1) // PAGE])
+        for name in names:
+            pool.publish(pool.allocate(), name)
         if generation.request.pooling != "none":
             generation.embed(1.0, 2.0, 3.0, 4.0)
         else:
@@ -86,6 +88,51 @@ def test_cache_scope_reveals_neither_key_nor_address(serve, caching):
         for known in (KEYS[0], "127.0.0.1"):
             assert known not in scope
             assert scope not in hashlib.sha256(known.encode()).hexdigest()
+
+
+def request_of(serve, caching, headers, **options):
+    server = serve(**options)
+    httpx.post(f"{server.url}/v1/completions", json=COMPLETION, headers=headers).raise_for_status()
+    return caching.generations.get(timeout=60).request
+
+
+def test_kept_scopes_survive_restarts_of_the_server(serve, caching):
+    def scope(number, secret=b"s" * 32):
+        request = request_of(serve, caching, key(number), keys=KEYS, scope_key=secret)
+        assert request.keep_context
+        return request.scope
+
+    assert scope(0) == scope(0)
+    assert len({scope(0), scope(1), scope(0, b"t" * 32)}) == 3
+
+
+@pytest.mark.parametrize("keys", [KEYS, ()])
+def test_shared_prefixes_are_kept_for_all_clients(serve, caching, keys):
+    options = {"keys": keys, "share_prefixes": True, "scope_key": b"s" * 32}
+    request = request_of(serve, caching, key(0), **options)
+    assert (request.scope, request.keep_context) == ("", True)
+
+
+def test_revoked_key_made_anew_is_another_scope(serve, caching, tmp_path):
+    """Kept pages of the revoked key are never found again."""
+    file, scopes = tmp_path / "keys", []
+    for _ in range(2):
+        value = add_key(file, "phone")
+        request = request_of(serve, caching, {"X-Api-Key": value}, key_file=file, scope_key=b"s" * 32)
+        scopes.append(request.scope)
+        revoke_key(file, "phone")
+    assert scopes[0] != scopes[1]
+
+
+def test_nothing_is_kept_unless_the_master_keeps_context(serve, caching):
+    assert not request_of(serve, caching, {}).keep_context
+    assert not request_of(serve, caching, key(0), keys=KEYS).keep_context
+    assert not request_of(serve, caching, {}, share_prefixes=True).keep_context
+
+
+def test_clients_known_by_their_address_have_no_kept_context(serve):
+    with pytest.raises(UserError, match="--keep-context tells clients apart by API keys"):
+        serve(scope_key=b"s" * 32)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ print(status, *sorted(name for name in sys.modules if "." not in name), file=sys
 HEAVY = {"torch", "transformers", "scipy", "huggingface_hub", "safetensors"}
 # What verbs need to do their work, and not to say what they are. (All have msgspec and psutil.)
 WORKING = HEAVY | {
-    "asyncio", "gguf", "httpx", "jinja2", "matplotlib", "numpy", "starlette",
+    "asyncio", "cryptography", "gguf", "httpx", "jinja2", "matplotlib", "numpy", "starlette",
     "tokenizers", "uvicorn", "zmq",
 }  # fmt: skip
 

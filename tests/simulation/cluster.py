@@ -82,7 +82,7 @@ class Cluster(Story):
         self.served_last: float | None = None
         self.epochs: set[int] = set()
         self.phases: dict[int, Phase] = {}
-        self.saved: dict[int, int] = {}  # the epoch that saved something for each epoch
+        self.saved: dict[int, bytes] = {}  # names of pages that were parked for each epoch
         self.last_epoch = 0
         self.requests = 0
         self.count = 0

@@ -158,8 +158,9 @@ class SimulatedNode(FakeNode):
         if self.size and self.load_beats is not None:
             self._load()
         if self._halt is not None:
-            self.say(control.Halted(self.epoch, self.rank, self._halt.following, 5, ""))
-            self.cluster.saved[self._halt.following] = self.epoch
+            name = self.epoch.to_bytes(16)
+            self.say(control.Halted(self.epoch, self.rank, self._halt.following, name, ""))
+            self.cluster.saved[self._halt.following] = name
             self._halt = None
         self.say(control.Heartbeat(self.epoch, self.rank, self.step, self.block, self.bytes_read))
 
@@ -198,7 +199,7 @@ class SimulatedNode(FakeNode):
     def answer(self, message: Message) -> None:
         match message:
             case control.Assign(nodes=nodes, collective=collective, snapshot=snapshot):
-                saved = None if snapshot is None else snapshot.epoch
+                saved = None if snapshot is None else snapshot.names
                 self.cluster.law(
                     saved in (None, self.cluster.saved.get(self.epoch)), "what is restored was saved", saved
                 )

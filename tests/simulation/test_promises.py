@@ -157,7 +157,8 @@ def test_master_node_out_of_memory_shrinks_its_share(trio: Cluster, monkeypatch:
         return [] if ready is None else [len(one.share.along("attention")) for one in ready.assignments]
 
     assert parts() == [8, 8, 8]
-    slot = NodeSlot(2, MemoryOffer(own.memory_bytes), lambda: own.usable_bytes, trio.clock, print)
+    offer = MemoryOffer(own.memory_bytes)
+    slot = NodeSlot(2, offer, lambda: own.usable_bytes, trio.clock, print, pages=own.pages)
     slot._child, slot._planned_bytes = Mock(out_of_memory=True), 700 << 20
 
     def stop(_grace_s: float) -> None:

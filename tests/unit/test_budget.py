@@ -44,68 +44,91 @@ SIZES: Final[Mapping[str, tuple[int, int]]] = {
     # And for the formats of GGUF's types, which packs keep, and f32 arithmetic on them.
     # And for families of models, one file each, with layers unlike Llama's.
     # And for Gemma 4, whose layers have inputs of their own, and LongRoPE beyond its context.
-    "loaded by master, worker and node": (43880, 265),
+    # And for one queue of a node's disk, and counters of KV pages.
+    # And for kept context: consent, keys, and the verbs that list and clear page files.
+    # And for pages on disk.
+    "loaded by master, worker and node": (45070, 272),
     # 850 lines are the fakes that were a package of tpiedge.
     # And tests of the first day: installing, services, names of models, keys, links, formulas, saved conversations.
     # And of turns of models: stories, a simulation with several models, and real processes.
     # And of every kept format: its bytes, products, logits and files.
     # And for these families: tiny models with ablations, GGUF files, unlike layers in cache and planner.
     # And for Gemma 2 and 4, a made-up model in processes, and GGUF files of OLMo and Phi-3.
-    "tests": (67980, 542),
+    # And for the page store: a state machine against its folder, faults at each file operation, what is refused.
+    # And for the order of a disk's jobs.
+    # And for the keys, scopes and files of kept context.
+    # And for pages on disk: schedules of the pure machine, of clusters that change and lose nodes, and of consent.
+    "tests": (70900, 549),
     # Raised for the check of words in docstrings and comments, and for diagrams that are made from the code.
     # And for `make setup` and `make uninstall`, which run on the bare interpreter.
     # And for docs/files.md, a Q4_K_M file for llama.cpp and tpiedge, and agreement with its logits.
     # And for fetching Gemma 3 270M.
     # And for a chat over several nodes beside transformers, and random files of Gemma 3 and Phi-4-mini.
-    "tools": (14880, 144),
+    # And for an abusing worker that answers about page files unasked.
+    "tools": (14890, 144),
     # Raised for the first day, in api, cli, host, local and model.
     # And for turns of models, in api, cli, local and master; and words that docstrings lacked.
     # And for kept formats, in kernels, pack, model, planner and cli.
     # And for families of models whose layers are unlike Llama's, in model, kernels and engine.
     # And for Gemma 2 and 4, inputs per layer, LongRoPE beyond its context, and a chat template of the user's own.
-    "tpiedge": (57560, 349),
+    # And for pages on disk, in kv.
+    # And for one queue of a node's disk, in memory.
+    # And for kept context, in api, cli, host, kv, local, master, wire and worker.
+    # And for pages that go to disk and come back: what decides it, and what moves them.
+    "tpiedge": (58840, 357),
     "tpiedge, modules of its own": (630, 10),
     "tpiedge.answers": (720, 4),
     # Raised for the deadline of TLS handshakes.
     # Also for /docs, links with the admin key, files for other machines, and refusals in words. And for keep_alive,
     # lists of several models, and the choice among them.
-    "tpiedge.api": (6950, 36),
+    "tpiedge.api": (6960, 36),
     # Raised for services, pulls, keys, the chat's history, and tables that fit a terminal. And for `tpiedge use`,
     # and a prompt as an argument.
     # And for what imports keep and round.
     # And for --chat-template.
-    "tpiedge.cli": (5900, 33),
+    # And for `tpiedge cache` and its flags.
+    "tpiedge.cli": (6040, 34),
     "tpiedge.collectives": (1020, 8),
     "tpiedge.doctor": (420, 3),
     # Raised for rotations, norms, factors and KV heads that differ from layer to layer.
     # And for inputs per layer, and sequences that outgrow the context of their rotation.
-    "tpiedge.engine": (3920, 17),
+    # And for pages that go to disk and come back, in place of snapshots.
+    "tpiedge.engine": (4160, 18),
     # Raised for messages to systemd.
-    "tpiedge.host": (960, 8),
+    # And for the secret of kept context.
+    "tpiedge.host": (970, 8),
     "tpiedge.joining": (1390, 10),
     # Raised for nine formats of panels, each bit by bit in numpy, and for f32 products of them.
     # Raised for GELU, soft caps, ends of blocks, values that are keys, and norms over all heads.
     # Raised for FFNs that take inputs in place of up.
     "tpiedge.kernels": (2350, 16),
     # Raised for caches of unlike layers.
-    "tpiedge.kv": (300, 3),
+    # And for sealed pages on disk.
+    # And for counting and deleting page files.
+    # And for keys of names, and names of pages that are not full.
+    "tpiedge.kv": (720, 6),
     "tpiedge.lab": (8160, 44),
     # Raised, as is the row of node, for the fork server: a new epoch imports nothing, and a machine has what was
     # imported in memory once.
     "tpiedge.launch": (660, 5),
     # Raised for the wheel and the sources that a master hands out. And for the models that requests may name.
     # And for what a pack's source lost.
-    "tpiedge.local": (1720, 9),
+    # And for the page files of all machines.
+    "tpiedge.local": (1760, 9),
     # Raised for turns of models, and weights that leave memory.
-    "tpiedge.master": (4190, 22),
+    # And for the keys of pages, and which machines keep them.
+    "tpiedge.master": (4290, 23),
     # Raised for matrices that every node has whole.
-    "tpiedge.memory": (1210, 8),
+    # And for the queue of weights and KV pages, whose order is a pure file of its own.
+    "tpiedge.memory": (1410, 10),
     # Raised for GGUF files of the hub, split ones too, and the names that people know.
     # And for what of a checkpoint can be kept as it is.
     # Raised for a file of each family, with its shapes and its names in GGUF files.
     # And for Gemma 2 and 4, and GGUF files of Gemma 4 and OLMo.
     "tpiedge.model": (6600, 44),
-    "tpiedge.node": (1190, 8),
+    # Raised for counters of KV pages, as is the row of wire.
+    # And for a node's stores of pages.
+    "tpiedge.node": (1210, 8),
     # Raised for matrices of several formats in one layer, and blocks of GGUF and zero points read exactly.
     # And for matrices that are some rows of a tensor, and norms to which files have added 1.
     # And for grids of every row-parallel matrix, and tables of inputs per layer.
@@ -113,32 +136,47 @@ SIZES: Final[Mapping[str, tuple[int, int]]] = {
     # Raised for what makes plans quick enough to need no thread of their own: the times of fractions are computed.
     # And for sizes of layers that differ.
     # Raised for layers of unlike shapes.
-    "tpiedge.planner": (1420, 9),
+    # And for machines that give disk space to KV pages.
+    "tpiedge.planner": (1430, 9),
     "tpiedge.shipping": (560, 4),
     "tpiedge.tracing": (300, 3),
     "tpiedge.transport": (2030, 13),
     # Raised for shares as intervals of layers and axes.
-    "tpiedge.wire": (1140, 9),
+    # And for consent, keys of pages, and orders about page files.
+    # And for orders to move pages.
+    "tpiedge.wire": (1200, 9),
     # Raised for what a spare waits for and what to type.
-    "tpiedge.worker": (590, 5),
+    # And for answers about page files.
+    "tpiedge.worker": (610, 5),
 }
 
 #: Anything else.
 COUNTS: Final[Mapping[str, int]] = {
-    # Raised for turns of models.
-    "numbered laws": 77,
+    # Raised for turns of models, and for the order of a disk's jobs.
+    # And for pages on disk: who decides, who moves them, and whose they are.
+    "numbered laws": 91,
     # Raised for the life of a link, lengths of `bench speed`, limits of split files, and the length of a turn.
+    # And for limits of inputs per layer, and lengths of a seal.
+    # And for limits of inputs per layer, and the deadline of waits for a disk's jobs.
     # And for limits of inputs per layer.
-    "numbers that modules name": 516,
+    # And for the version of pages, and the wait for page files.
+    # And for limits and times of moves of pages.
+    "numbers that modules name": 528,
     # Raised for what a model of a running master needs.
-    "functions with more than 5 parameters": 43,
+    # And for the disk of the batcher.
+    "functions with more than 5 parameters": 44,
     # Raised by what a layer's attention and a family have.
-    "classes with more than 8 attributes": 91,
+    # And for orders of pages.
+    "classes with more than 8 attributes": 94,
     "private names of libraries": 0,
     # Raised for turns of models, and for verbs, units and results that readers missed.
     # Raised for families, layers that differ, and what kernels may leave out.
     # And for inputs per layer, and what Gemma 4 has beside Llama.
-    "words of docstrings": 43060,
+    # And for the files of pages on disk.
+    # And for a disk's queue: its laws, and who closes it.
+    # And for kept context.
+    # And for pages on disk.
+    "words of docstrings": 44960,
 }
 
 

@@ -24,6 +24,7 @@ ALLOWED = {
     "joining/registrar.py": "when a worker joined",
     "joining/pairing_link.py": "when a worker joined",
     "joining/tokens.py": "expiry of tokens",
+    "kv/store.py": "when a page was last used",
     "launch/offer.py": "the age of a measurement",
     "master/reconciler.py": "when an event happened",
     "master/session.py": "when a step was recorded",

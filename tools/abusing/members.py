@@ -29,6 +29,7 @@ from tpiedge.wire.epochs import (
     Leaving,
     NodeEnded,
     Offer,
+    PageFiles,
     Prepared,
     Preparing,
     Spawned,
@@ -221,6 +222,7 @@ def _offer(bout: Bout, nonce: int) -> Offer:
         0, name, bout.rng.choice([nonce, nonce + 1]) & (1 << 64) - 1, "torch",
         bout.rng.randrange(1 << 31), bout.rng.choice([0, 1, 4096]), bout.rng.choice([0, 1, 1 << 62]), capacity,
         bout.rng.choice([0.0, 1.0, 1e15]), Keeping(bout.rng.choice(["none", "auto", "all"]), bout.rng.randrange(9)),
+        *bout.rng.choices([0, 1, 1 << 62], k=2),
     )  # fmt: skip
 
 
@@ -232,6 +234,7 @@ _WRONG: tuple[Callable[[int, str], Message], ...] = (
     lambda number, _: NodeEnded(number, "\x1b[31m" + "x" * 500),
     lambda number, _: Spawned(number, 1, 1),
     lambda number, _: Echo(0, number, bytes(1000)),
+    lambda number, _: PageFiles(0, number % (1 << 32), 1, 1 << 63, 1, 1, "\x1b[31m"),
     lambda number, _: Heartbeat(number, 1, 1 << 62, 1, 1),
     lambda number, _: Ready(number, 0, 1),
     lambda number, _: Token(number, "cmpl-1", 1, 1, ()),

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from tpiedge.memory.disk import DiskQueue
 from tpiedge.memory.reader import DirectFile, DirectReader
 from tpiedge.units import MIB
 
@@ -20,7 +21,7 @@ def direct_rate(path: Path, nbytes: int) -> float | None:
     """
     chunks = max(1, min(nbytes, path.stat().st_size) // _CHUNK)
     view = memoryview(mmap.mmap(-1, _IN_FLIGHT * _CHUNK))  # page-aligned
-    with DirectFile(path) as file, DirectReader(_IN_FLIGHT) as reader:
+    with DirectFile(path) as file, DirectReader(DiskQueue(_IN_FLIGHT)) as reader:
         if not file.is_direct:
             return None
         started = time.perf_counter()

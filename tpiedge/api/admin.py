@@ -59,6 +59,7 @@ class Admin:
             Route(LINK_PATH, self._key, methods=["POST"]),
             Route("/admin/whatif", self._what_if, methods=["GET"]),
             Route("/admin/requests/{id}", self._dismiss, methods=["DELETE"]),
+            Route("/admin/cache", self._cache, methods=["GET", "DELETE"]),
             Route("/admin/nodes", self._nodes, methods=["GET"]),
             Route("/admin/tokens", self._invite, methods=["POST"]),
             Route("/admin/model", self._use, methods=["POST"]),
@@ -116,6 +117,12 @@ class Admin:
         status = asdict(await self._run(self._service.status))
         body = json.dumps(status, default=msgspec.structs.asdict)  # counters of nodes are structs
         return Response(body, media_type="application/json")
+
+    async def _cache(self, request: Request) -> Response:
+        """Answers with the page files of each machine. DELETE deletes them and answers with the deleted ones."""
+        clear = request.method == "DELETE"
+        machines = await self._run(lambda: self._service.page_files(clear=clear))
+        return JSONResponse({"object": "tpiedge.cache", "machines": [asdict(one) for one in machines]})
 
     async def _invite(self, request: Request) -> Response:
         await self._intake.done(request, lambda values: BodyFields(values, NOTHING))

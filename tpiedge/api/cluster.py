@@ -114,6 +114,8 @@ def _machine(
         "disk": {
             "held_bytes": node.disk_bytes,
             "read_bytes_per_s": _rate(node, "disk_read_bytes"),
+            "kv_read_bytes_per_s": _rate(node, "brought_bytes"),
+            "kv_written_bytes_per_s": _rate(node, "left_bytes"),
             "spare_ranges": "complete" if node.stocked else "never" if node.not_stocked else "incomplete",
             "why": node.not_stocked,
         },

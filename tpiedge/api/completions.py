@@ -68,9 +68,11 @@ class Answers:
         except AnsweredAtOnce as known:
             service.load(known.model, known.keep_s)
             raise
-        own = partial(replace, scope=self.intake.scope(sender), pack=model.digest)
+        guard = self.intake.guard
+        keeps, scope = guard.keeps_context, guard.scope(sender)
+        own = partial(replace, scope=scope, pack=model.digest, keep_context=keeps)
         prompts = tuple([replace(one, request=own(one.request)) for one in parsed.prompts])
-        key = key_mark(self.intake.key(sender))
+        key = key_mark(guard.key(sender))
         accepted = AcceptedRequest(
             name, prompts, parsed.each, parsed.reply, int(time.time()), model.name, model.digest, key
         )

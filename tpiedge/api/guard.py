@@ -94,7 +94,8 @@ def is_admin(path: str) -> bool:
 class Guard:
     """Checks the heads of requests. `public_names` are further allowed Host headers. `origins` are web pages that may
     use the API. `share_prefixes` gives all clients one scope. `insecure` lets other machines use the API without keys.
-    Raises UserError."""
+    `scope_key` names clients the same after a restart, so that their context can be kept; None keeps no context. Raises
+    UserError."""
 
     def __init__(
         self,
@@ -107,6 +108,7 @@ class Guard:
         public_names: Iterable[str] = (),
         proxies: Iterable[str] = (),
         share_prefixes: bool = False,
+        scope_key: bytes | None = None,
     ) -> None:
         self._origins = frozenset(map(_origin, origins))
         if "*" in self._origins and not keys.needed:
@@ -127,8 +129,14 @@ class Guard:
             raise UserError("the admin secret must not be empty nor one of the API keys")
         self._keys = keys
         self.admin = AdminKey(admin_secret)
-        self._share_prefixes = share_prefixes
-        self._scope_key = secrets.token_bytes(_SCOPE_BYTES)
+        #: Whether requests may leave pages on disk.
+        self.keeps_context = scope_key is not None
+        if self.keeps_context and not (keys.needed or share_prefixes):
+            raise UserError(
+                "--keep-context tells clients apart by API keys, because an address may change hands: give "
+                "--api-key-file, or --share-prefixes if all clients may share"
+            )
+        self._scope_key = b"" if share_prefixes else scope_key or secrets.token_bytes(_SCOPE_BYTES)
 
     def permits(self, headers: Headers) -> bool:
         origin = _only_value(headers, "origin").lower()
@@ -187,7 +195,7 @@ class Guard:
 
     def scope(self, request: Request) -> str:
         """Returns an opaque name of the client for the field `scope` of GenerationRequest."""
-        if self._share_prefixes:
+        if not self._scope_key:
             return ""
         if not self._keys.needed and self._address(request) is None:
             return secrets.token_hex(_SCOPE_BYTES)

@@ -28,7 +28,7 @@ class Intake:
 
     def __init__(self, limits: Limits, guard: Guard) -> None:
         self.limits = limits
-        self.client, self.key, self.scope = guard.client, guard.key, guard.scope
+        self.guard, self.client = guard, guard.client
         self._threads = ThreadPoolExecutor(_THREADS, "api-intake")
         self._slots: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
         self._places = ClientQuotas(limits.preparing)

@@ -32,6 +32,13 @@ _OF_NODES: Final = (
     ("disk_read_bytes", "disk_read_bytes_total", "Bytes of weights read from disk since they were loaded."),
     ("reads", "disk_reads_total", "Pieces of weights read from disk."),
     ("load_s", "disk_busy_seconds_total", "Seconds with at least one such read under way."),
+    ("brought_bytes", "kv_brought_bytes_total", "Bytes of KV pages read from disk."),
+    ("brought_pages", "kv_brought_pages_total", "KV pages read from disk."),
+    ("bring_s", "kv_bring_seconds_total", "Seconds with at least one such read under way."),
+    ("left_bytes", "kv_left_bytes_total", "Bytes of KV pages written to disk."),
+    ("left_pages", "kv_left_pages_total", "KV pages written to disk."),
+    ("leave_s", "kv_leave_seconds_total", "Seconds with at least one such write under way."),
+    ("evicted_pages", "kv_evicted_pages_total", "KV pages deleted from disk to make room for others."),
     ("prefetch_hits", "prefetch_hits_total", "Blocks whose weights had been prefetched."),
     ("stalls", "stalls_total", "Blocks whose weights were waited for."),
     ("weight_wait_s", "stall_seconds_total", "Seconds of waiting for weights."),
@@ -104,6 +111,7 @@ def _cluster(status: ClusterStatus) -> Iterator[_Row]:
         status.epoch,
     )
     yield "tpiedge_collective", "The all-reduces of a token and of a whole chunk.", collectives
+    yield "tpiedge_keeps_context", "Whether prompts are kept on the disks.", status.keeps_context
     yield "tpiedge_nodes", "Machines by state.", _by("state", dict(sorted(states.items())))
     begun = dict(zip(PLAN_CAUSES, history.begun, strict=True))
     losses = dict(zip(LOSS_CAUSES, history.losses, strict=True))
@@ -124,6 +132,7 @@ def _requests(status: ClusterStatus) -> Iterator[_Row]:
         "Prompt tokens found in the prefix cache.",
         totals.cached_tokens,
     )
+    yield "tpiedge_brought_prompt_tokens_total", "Those of them that were on disk.", totals.brought_tokens
     yield "tpiedge_generated_tokens_total", "Tokens of answers.", totals.tokens
     yield "tpiedge_resumed_answers_total", "Answers that were resumed in another epoch.", totals.resumed
     yield "tpiedge_paused_answer_seconds_total", "Time that those had paused.", totals.paused_s

@@ -32,6 +32,7 @@ _TOLD: Final[Mapping[str, str]] = {
     "/api/ps": "The model whose weights are in memory",
     "/api/version": "The release of Ollama whose API this is",
     "/admin/cluster": "The state of the cluster",
+    "/admin/cache": "The files of KV pages on each machine, and their limits",
     "/admin/whatif": "What the planner predicts with one machine less, or one more",
     "/admin/nodes": "The machines and their parts",
     "/admin/nodes/pending": "Workers that wait to be let in",
@@ -96,6 +97,7 @@ def _routes() -> Iterator[tuple[str, str, str, t.JsonSchema | None, str]]:
     yield "/admin/link", "post", "A code for a link that makes the page an administrator's, once", None, ""
     yield LINK_PATH, "post", "On the master's computer: the admin key for a code, once", None, ""
     yield "/admin/requests/{id}", "delete", "End a request that runs or waits", None, ""
+    yield "/admin/cache", "delete", "Delete the files of KV pages on each machine", None, ""
 
 
 def _operation(path: str, method: str, body: t.JsonSchema | None, kind: str) -> t.JsonSchema:

@@ -56,6 +56,10 @@ VERBS = {
         "cli.models:shards",
         "Manage the shards that this computer keeps as a worker: list, remove, limit.",
     ),
+    "cache": (
+        "cli.cache:cache",
+        "List and clear what the machines keep of prompts on disk, for the KV cache.",
+    ),
     "token": ("cli.token:token", "Make, list and revoke tokens, with which new workers join."),
     "keys": ("cli.keys:keys", "Make, list and revoke API keys, with which phones and programs use the API."),
     "master": ("cli.master:master", "Serve MODEL with this machine and the workers that join it."),

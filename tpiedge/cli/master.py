@@ -22,13 +22,14 @@ from tpiedge.errors import UserError
 from tpiedge.host.addresses import CONTROL_PORT, HTTP_PORT, outgoing_host, own_names, parse_address, resolve
 from tpiedge.host.certificate import own_certificate, read_certificate
 from tpiedge.host.device import MemoryLimits, default_threads
-from tpiedge.host.private_file import api_keys, master_state
+from tpiedge.host.private_file import api_keys, kept_secret, master_state
 from tpiedge.host.process import LEAST_TO_COMPUTE, check_address_space, check_descriptors
 from tpiedge.host.service_manager import ServiceManager
 from tpiedge.joining.identity import load_or_create_keys
 from tpiedge.launch.offer import MemoryOffer
 from tpiedge.local.layout import chosen_kv_tokens
 from tpiedge.local.prepare import prepare
+from tpiedge.master.page_keys import PageSecrets
 from tpiedge.master.reconciler import RECOVERY_GRACE_S
 from tpiedge.supervision import Supervisor
 from tpiedge.wire.fields import MAX_SEQUENCES
@@ -69,6 +70,7 @@ def _as(read: Callable[..., Any], *more: object) -> Callable[[click.Context, cli
 @option("--shares", "Relative shares (3,1,2): the master's, then the workers' as they join.")
 @options.own_memory_option
 @options.keeping_options
+@options.page_options
 @option("--threads", "Threads of this machine's node.  [default: the cores]", click.IntRange(1, 1024))
 @options.arithmetic_options
 @options.kv_option
@@ -216,6 +218,8 @@ def master(model_name: str, **given: Any) -> None:
     if not (flags.api_key_file or flags.api_keys or flags.insecure or is_loopback(flags.http.host)):
         made = api_keys(flags.state)
         flags.api_key_file = made if made.exists() else None
+    kept = kept_secret(folder) if flags.keep_bytes else None
+    flags.pages = PageSecrets(secrets.token_bytes(32), kept)
     flags.guard = Guard(
         flags.http.host,
         ApiKeys(flags.api_keys, flags.api_key_file),
@@ -225,6 +229,7 @@ def master(model_name: str, **given: Any) -> None:
         public_names=flags.public_names,
         proxies=flags.proxies,
         share_prefixes=flags.share_prefixes,
+        scope_key=flags.pages.scope_key,
     )
     if flags.context is not None:
         chosen_kv_tokens(flags.context, flags.kv_tokens)  # before the model is prepared, which may take long

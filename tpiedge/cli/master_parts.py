@@ -31,11 +31,12 @@ from tpiedge.host.addresses import (
     resolve,
 )
 from tpiedge.host.certificate import Certificate
-from tpiedge.host.private_file import ADMIN, MASTER_LOCK, SNAPSHOTS, private_folder, replace_private
+from tpiedge.host.private_file import ADMIN, MASTER_LOCK, PAGES, private_folder, replace_private
 from tpiedge.joining.connecting import MASTER
 from tpiedge.joining.pairing_link import PairingHub
 from tpiedge.joining.registrar import Registrar, unknown_peer_policy
 from tpiedge.joining.tokens import DAY_S, JoinToken, TokenStore
+from tpiedge.kv.page_folder import PageFolder
 from tpiedge.launch.bootstrap import NOT_MEASURED, NodeBootstrap, Timing
 from tpiedge.launch.offer import Measurements, disk_bytes_per_s
 from tpiedge.local.distribution import INSTALL, make_installer
@@ -120,12 +121,11 @@ def master_parts(
         own = Address("127.0.0.1", listen.port) if listen.host == ANYWHERE else listen
         data, unset = listen.beside(DATA_OFFSET).zmq, CurveKeys("", "")
         threads = flags.node_threads
+        pages = PageFolder(folder / PAGES, flags.keep_bytes or 0, flags.park_bytes or 0)
         template = NodeBootstrap(
             0, 0, own.zmq, keys.public, unset, timing, data, str(model.pack.path.absolute())
         )
-        rank_zero = RankZero(
-            threads, flags.offer, flags.usable_bytes, clock, snapshots=folder / SNAPSHOTS, bootstrap=template
-        )
+        rank_zero = RankZero(threads, flags.offer, flags.usable_bytes, clock, pages=pages, bootstrap=template)
         stack.callback(rank_zero.close)
         # Measures at the first start: no worker joins before the master can answer.
         hosting = _Hosting(flags, rank_zero, folder, _measured(rank_zero, folder))
@@ -189,7 +189,7 @@ def master_parts(
             ports = [workers.beside(offset).port for offset in PURPOSES]
             return {"lines": install_lines(folder, workers, token.text), "ports": ports}
 
-        service = Service(running, registrar, pairing, models, supervisor, invite)
+        service = Service(running, registrar, pairing, models, supervisor, pages, invite)
         api = ApiServer(
             service,
             flags.guard,
@@ -257,6 +257,7 @@ class _Hosting:
             grids=model.grids,
             name=facts.name,
             apart=computed_apart(model.pack.storage, model.config.head_dim),
+            pages=flags.pages,
         )
         return Hosted(served, self._placement(facts, served.pack.parent))
 
@@ -270,6 +271,8 @@ class _Hosting:
             keeping=flags.keeping,
             disk_bytes_per_s=disk_bytes_per_s(folder, packs) or disk_bytes_per_s(folder, folder),
             head_speed=self.measured.speed(facts.head_int8),
+            keeps=bool(flags.keep_bytes),
+            parks=bool(flags.park_bytes),
         )
         too_small = master_too_small(facts, own, weights)
         if too_small is not None:

@@ -15,10 +15,12 @@ import click
 
 from tpiedge.cli.listing import ListingGroup, json_option, print_table
 from tpiedge.cli.model_names import HUB_MODEL, MODEL
-from tpiedge.cli.options import cache_option, together
+from tpiedge.cli.options import cache_option, state_option, together
 from tpiedge.cli.pulling import pull_shown
 from tpiedge.errors import UserError
+from tpiedge.host.private_file import PAGES, worker_state
 from tpiedge.kernels.panels import PanelShape
+from tpiedge.kv.page_folder import PageFolder
 from tpiedge.local import catalogue
 from tpiedge.model.config import ModelConfig
 from tpiedge.model.folder import has_file
@@ -283,11 +285,13 @@ def shards() -> None:
 
 @shards.command("ls")
 @_usual_options
-def shards_ls(as_json: bool, cache: Path | None) -> None:
-    """List the packs with shards here, and the shards' size."""
+@state_option
+def shards_ls(as_json: bool, cache: Path | None, state: Path | None) -> None:
+    """List the packs with shards here, and the size of the shards and of the KV pages."""
     usage = ShardStore(catalogue.shards_folder(cache)).usage()
+    page_bytes = sum(one.nbytes for one in PageFolder(worker_state(state) / PAGES).usage())
     if as_json:
-        click.echo(json.dumps(dataclasses.asdict(usage)))
+        click.echo(json.dumps(dataclasses.asdict(usage) | {"page_bytes": page_bytes}))
         return
     rows = []
     for pack in usage.packs:
@@ -299,6 +303,8 @@ def shards_ls(as_json: bool, cache: Path | None) -> None:
         print_table(["pack", "layers", "precision", "here", "of", "last used"], rows)
     of = "" if usage.limit_bytes is None else f" of {format_bytes(usage.limit_bytes)}"
     click.echo(f"{format_bytes(usage.held_bytes)}{of} used", err=True)
+    if page_bytes:
+        click.echo(f"KV pages take {format_bytes(page_bytes)}: tpiedge cache ls", err=True)
 
 
 @shards.command("rm")

@@ -195,6 +195,9 @@ def _lines(status: dict[str, Any], called: Mapping[str, str], away: int) -> Iter
         shows = sanitised(status["split_shows"])
         other = f"may differ slightly with other shares ({shows})"
         yield f"answers: {other if shows else 'bit-identical for any shares'}"
+    if status["keeps_context"]:
+        yield "prompts are kept on disk: tpiedge cache ls"
+    yield from (sanitised(status[why]) for why in ("not_kept", "not_parked") if status[why])
     yield f"{status['running']} running, {status['queued']} queued"
     yield from waiting_lines(status["pending"])
 

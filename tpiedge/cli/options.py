@@ -258,6 +258,22 @@ keeping_options = together(
     ),
     option("--io", "Read without or with the page cache.", click.Choice(["direct", "buffered"]), "direct"),
 )
+page_options = together(
+    option(
+        "--keep-context",
+        "Disk space here for the KV cache of prompts, which then survives restarts; used if each machine of the plan "
+        "gives some. The KV cache reveals prompts, so its files are encrypted.  [default: none]",
+        BYTES,
+        name="keep_bytes",
+    ),
+    option(
+        "--kv-disk",
+        "Disk space here for the KV cache of waiting conversations; used if each machine of the plan gives some.  "
+        "[default: none]",
+        BYTES,
+        name="park_bytes",
+    ),
+)
 collective_option = option(
     "--collective",
     "All-reduce algorithm; auto: the fastest over the measured links.",

@@ -173,6 +173,9 @@ class MasterClient:
     def get(self, path: str) -> dict[str, object]:
         return self._call("GET", path, None)
 
+    def delete(self, path: str) -> dict[str, object]:
+        return self._call("DELETE", path, None)
+
     def post(self, path: str, body: Mapping[str, object]) -> dict[str, object]:
         return self._call("POST", path, body)
 

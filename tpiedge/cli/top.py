@@ -267,6 +267,10 @@ def step_line(machine: PictureJson, took_s: float, width: int) -> str:
 
 def notes(picture: PictureJson, called: Mapping[str, str]) -> Iterator[str]:
     for one in picture["machines"]:
+        read, written = (one["disk"][f"kv_{way}_bytes_per_s"] or 0 for way in ("read", "written"))
+        if read or written:
+            rates = f"{format_bytes(read)}/s from disk, {format_bytes(written)}/s to disk"
+            yield f"{called[one['name']]}: KV pages {rates}"
         if one["why"] and one["state"] != "serving":
             yield f"{called[one['name']]}: {sanitised(one['why'])}"
     for one in picture["requests"]:

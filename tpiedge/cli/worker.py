@@ -22,13 +22,14 @@ from tpiedge.clock import MonotonicClock
 from tpiedge.errors import PeerError, UserError
 from tpiedge.host.addresses import CONTROL_PORT, FILES_OFFSET, Address, parse_address
 from tpiedge.host.device import MemoryLimits, default_threads, free_disk_bytes
-from tpiedge.host.private_file import SNAPSHOTS, private_folder, worker_state
+from tpiedge.host.private_file import PAGES, private_folder, worker_state
 from tpiedge.host.process import LEAST_TO_COMPUTE, check_address_space, check_descriptors
 from tpiedge.host.service_manager import ServiceManager
 from tpiedge.joining.connecting import enrol, open_link
 from tpiedge.joining.identity import load_or_create_keys, peer_name
 from tpiedge.joining.pairing_link import pair
 from tpiedge.joining.tokens import parse_token
+from tpiedge.kv.page_folder import PageFolder
 from tpiedge.launch.offer import Measurements, MemoryOffer, disk_bytes_per_s
 from tpiedge.launch.slot import NodeSlot
 from tpiedge.local.catalogue import shards_folder
@@ -111,7 +112,9 @@ class _Joining:
             # Imports torch, and perhaps measures, while this process joins.
             measurements = Measurements(self._folder, self._threads)
             clock, usable = MonotonicClock(), self._limits.usable_bytes
-            slot = NodeSlot(self._threads, self._memory, usable, clock, self._say, self._folder / SNAPSHOTS)
+            keep_bytes, park_bytes = self._given["keep_bytes"] or 0, self._given["park_bytes"] or 0
+            pages = PageFolder(self._folder / PAGES, keep_bytes, park_bytes)
+            slot = NodeSlot(self._threads, self._memory, usable, clock, self._say, pages=pages)
             stack.callback(slot.close)
             slot.warm(measure=measurements.recall() is None)
             spoke, key, address = self.joined(master, deadline, stack)
@@ -125,6 +128,7 @@ class _Joining:
                 # Kept shards may make room.
                 free_disk_bytes=free_disk_bytes(self._store.folder) + self._store.usage().held_bytes,
                 disk_bytes_per_s=disk_bytes_per_s(self._folder, self._store.folder),
+                pages=pages,
                 keeping=options.keeping_of(self._given),
             )
             connect = partial(
@@ -186,6 +190,7 @@ class _Joining:
 @option("--token-file", "File with the token; --wait waits for it.", Location(dir_okay=False))
 @options.own_memory_option
 @options.keeping_options
+@options.page_options
 @option("--threads", "Threads of this machine's node.  [default: the cores]", click.IntRange(1, 1024))
 @option("--name", "Name of this machine at the master.  [default: its host name]")
 @option(

@@ -11,7 +11,7 @@ import torch
 
 from tpiedge.clock import Clock
 from tpiedge.errors import InternalError, PeerLost
-from tpiedge.wire.data import SavePages, StepPlan
+from tpiedge.wire.data import PageOrders, StepPlan
 from tpiedge.wire.fields import CollectiveName, WirePrecision
 
 
@@ -69,12 +69,12 @@ class Communicator:
         self._cancelled_step = 0
         self._begun: dict[Tag, torch.Tensor] = {}
 
-    def announce(self, _plan: StepPlan | SavePages) -> None:
+    def announce(self, _plan: StepPlan | PageOrders) -> None:
         """Sends rank 0's plan to the other ranks. Clears `cancelled`. Step numbers must grow."""
         self.cancelled = False
         self._begun.clear()
 
-    def next_plan(self) -> StepPlan | SavePages:
+    def next_plan(self) -> StepPlan | PageOrders:
         """Waits for the next plan, without a time limit. Clears `cancelled`."""
         raise InternalError("rank 0 makes the plans")
 

@@ -16,7 +16,7 @@ from tpiedge.collectives.summation import SUMMABLE, Summable, array_of
 from tpiedge.errors import InternalError, ProtocolError
 from tpiedge.transport.endpoint import Endpoint
 from tpiedge.wire import fields
-from tpiedge.wire.data import Gathered, Hidden, SavePages, StepPlan
+from tpiedge.wire.data import Gathered, Hidden, PageOrders, StepPlan
 
 COLLECTIVES: Final[Mapping[str, type[AllReduce]]] = {"star": Star, "mesh": Mesh, "two-shot": TwoShot}
 
@@ -51,12 +51,12 @@ class Group(Communicator):
     def dropped(self) -> int:
         return self._channel.dropped
 
-    def announce(self, plan: StepPlan | SavePages) -> None:
+    def announce(self, plan: StepPlan | PageOrders) -> None:
         self._begin(plan)
         self._channel.start_step(plan.step)
         self._channel.send(plan, None, self._channel.peers, Doing("plan", f"step {plan.step}"))
 
-    def next_plan(self) -> StepPlan | SavePages:
+    def next_plan(self) -> StepPlan | PageOrders:
         plan = self._channel.next_plan()
         self._begin(plan)
         return plan
@@ -72,11 +72,11 @@ class Group(Communicator):
         by_star = not self._linked or collectives == {"star"}
         self._channel.needed = {0} if self.rank and by_star else set(self._channel.peers)
 
-    def _begin(self, plan: StepPlan | SavePages) -> None:
+    def _begin(self, plan: StepPlan | PageOrders) -> None:
         self.cancelled = False
         # A cancelled step's all-reduces end here: their messages are too late.
         self._jobs.clear()
-        if isinstance(plan, SavePages):
+        if isinstance(plan, PageOrders):
             return  # nothing is summed
         self._plan = plan
         collectives = {plan.collective, plan.bulk_collective}

@@ -22,7 +22,7 @@ from tpiedge.transport.endpoint import (
     frame_of,
 )
 from tpiedge.units import MIB
-from tpiedge.wire.data import Gathered, Hidden, Partial, Reduced, SavePages, Slice, StepPlan
+from tpiedge.wire.data import Gathered, Hidden, PageOrders, Partial, Reduced, Slice, StepPlan
 from tpiedge.wire.epochs import Echo, Probe
 from tpiedge.wire.fields import Message, SummandPrecision
 
@@ -33,7 +33,7 @@ _SLICE_S: Final = 0.05
 # Messages taken in at once.
 _BURST: Final = 4096
 
-DataMessage = StepPlan | SavePages | Hidden | Partial | Reduced | Gathered | Slice
+DataMessage = StepPlan | PageOrders | Hidden | Partial | Reduced | Gathered | Slice
 _Key = tuple[type, int, int, int, int, int]
 """The message's kind, step, block, chunk, hop and sender's rank."""
 
@@ -113,14 +113,14 @@ class PeerChannel:
                 for rank in sorted(missing.values()):
                     self._liveness.check(rank, str(what))
 
-    def next_plan(self) -> StepPlan | SavePages:
+    def next_plan(self) -> StepPlan | PageOrders:
         """Waits for the next plan, without a time limit."""
         what = f"the plan of the step after {self._step}"
         while True:
-            plans = [key for key in self._held if key[0] in (StepPlan, SavePages) and key[1] > self._step]
+            plans = [key for key in self._held if key[0] in (StepPlan, PageOrders) and key[1] > self._step]
             if plans:
                 plan = self._held.pop(min(plans, key=lambda key: key[1])).message
-                assert isinstance(plan, StepPlan | SavePages)
+                assert isinstance(plan, StepPlan | PageOrders)
                 self.start_step(plan.step)
                 return plan
             if not self._receive(what):
@@ -173,7 +173,7 @@ class PeerChannel:
             return None
         if getattr(message, "sender", rank) != rank:
             raise Misconduct(rank, f"node {rank} speaks for another node: {message}")
-        if (rank != 0 and isinstance(message, StepPlan | SavePages | Hidden)) or (
+        if (rank != 0 and isinstance(message, StepPlan | PageOrders | Hidden)) or (
             self.rank == 0 and isinstance(message, Reduced)
         ):
             raise Misconduct(rank, f"node {rank} sent {type(message).__name__}, which only node 0 may send")

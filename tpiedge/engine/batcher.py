@@ -1,11 +1,11 @@
 """Chooses the tokens of each step. Pure.
 
-1. Sequences begin in arrival order, once a slot and all their pages are free. A sequence waits while another sequence
-   computes a page that both share.
-2. If no page is free, the youngest sequence is preempted. It waits first in the queue.
+1. Sequences begin in arrival order, once a slot and their pages are free. A sequence waits while another one
+   computes or brings a shared page.
+2. If no page is free, and no order will free one, the youngest sequence is preempted. It waits first in the queue.
 3. Prompts may make a step with answers `_MAX_SLOWDOWN` times as long. A step without answers may take `_STEP_S` or
-   twice a token's time. The longer time counts. Such steps have no limit if only one sequence may run. The oldest
-   prompt gets a fixed part of the prompt tokens. The shortest remaining prompts get the rest.
+   twice a token's time, whichever is longer, or any time if only one sequence may run. The oldest prompt gets a fixed
+   part of the tokens, the shortest remaining prompts the rest.
 4. A page is shared once its tokens are decided and computed.
 """
 
@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from tpiedge.engine.drafting import NO_GUESS, Guess, PromptLookup, allot
-from tpiedge.engine.sequence import RunningSequence, SavedSequence, StepPiece
+from tpiedge.engine.paging import Disk, Paging
+from tpiedge.engine.sequence import RunningSequence, StepPiece
 from tpiedge.engine.step_cost import StepCost
 from tpiedge.kv.pages import PagePool
-from tpiedge.wire.data import Segment, TableChange
+from tpiedge.wire.data import PageOrder, Segment, TableChange
 from tpiedge.wire.fields import MAX_PAGES
 from tpiedge.wire.requests import GenerationRequest
 
@@ -58,11 +59,21 @@ class Batch:
 
 
 class Batcher:
-    """`step_tokens` limits a step's tokens. `sequences` limits the running sequences. `speculate` limits the guesses
+    """Plans steps, and decides which pages nodes leave on disk and bring. A sequence whose pages arrive keeps its slot.
+    It is computed once they are here. The disk is used where that is predicted to be faster than computing, and always
+    if the epoch halts.
+
+    `step_tokens` limits a step's tokens. `sequences` limits the running sequences. `speculate` limits the guesses
     for one sequence in a step. `short_tokens`: see RopeConfig. The caller adds measured times to `cost`."""
 
     def __init__(
-        self, pool: PagePool, step_tokens: int, sequences: int, speculate: int, short_tokens: int
+        self,
+        pool: PagePool,
+        step_tokens: int,
+        sequences: int,
+        speculate: int,
+        short_tokens: int,
+        disk: Disk | None = None,
     ) -> None:
         self._pool, self.cost, self._short_tokens = pool, StepCost(), short_tokens
         self._step_tokens, self._sequences, self._speculate = step_tokens, sequences, speculate
@@ -70,15 +81,25 @@ class Batcher:
         self._running: list[RunningSequence] = []
         self._slots = list(range(sequences))  # a heap
         self._short = False  # a running sequence lacked pages in the last step
-        #: Restored sequences by request; and whether other sequences must not find their pages.
-        self._restored: dict[str, SavedSequence] = {}
-        self._private = False
+        self._paging = Paging(pool, disk)
+        #: Whether a sequence waits for the answer to an order; and whether therefore no step could be planned.
+        self._lacking = self._blocked = False
 
     @property
     def idle(self) -> bool:
         """Whether no sequence can be computed now."""
         waits = self._running or not self._waiting
-        return bool(waits) and all(sequence.undrawn for sequence in self._running)
+        return self._blocked or (bool(waits) and not any(sequence.able for sequence in self._running))
+
+    @property
+    def awaited(self) -> bool:
+        """Whether a sequence waits for the answer to an order."""
+        return self._lacking or any(sequence.arriving for sequence in self._running)
+
+    @property
+    def outstanding(self) -> tuple[int, ...]:
+        """The numbers of orders that were taken but not answered."""
+        return self._paging.outstanding
 
     @property
     def sequences(self) -> tuple[RunningSequence, ...]:
@@ -87,68 +108,72 @@ class Batcher:
     def add(self, request: GenerationRequest) -> RunningSequence:
         """Accepts a request, which must fit the cache."""
         sequence = RunningSequence(request, [*request.prompt_ids, *request.answer_ids], self._short_tokens)
+        sequence.private = not request.keep_prefix or request.prompt_scores
         if self._speculate:
             sequence.lookup = PromptLookup()
-        restored = self._restored.pop(request.id, None)
-        if restored is not None and restored.matches(sequence):
-            sequence.restored = restored
-        elif restored is not None:
-            self._pool.give_back(restored.pages)
+        if not sequence.private and self._pool.keys.split_shows:
+            # An earlier epoch may have parked the sequence. Its pages are unlike those that this epoch computes.
+            sequence.private = bool(self._paging.find(sequence, own=True)[0])
         self._waiting.append(sequence)
+        self._blocked = False
         return sequence
 
-    def to_save(self, most_pages: int) -> tuple[tuple[int, ...], tuple[SavedSequence, ...]]:
-        """Returns at most `most_pages` pages to save, and the running sequences that use them, the oldest first."""
-        places: dict[int, int] = {}
-        saved: list[SavedSequence] = []
-        for one in self._running:
-            if not one.done or one.scanned:  # hidden states are not saved
-                continue
-            pages = one.pages[: self._pool.pages_of(one.done)]
-            new = [page for page in pages if page not in places]
-            if len(places) + len(new) > most_pages:
-                break
-            places |= {page: len(places) + at for at, page in enumerate(new)}
-            had = tuple(places[page] for page in pages)
-            saved.append(SavedSequence.of(one, had))
-        return tuple(places), tuple(saved)
+    def take_orders(self) -> tuple[PageOrder, ...]:
+        """Returns new orders for one message, each once."""
+        return self._paging.take()
 
-    def adopt(self, sequences: Sequence[SavedSequence], pages: int, *, private: bool) -> None:
-        """Holds the pool's first `pages` pages for restored `sequences`, until `add` takes them. `private`: no other
-        sequence may share these pages."""
-        self._private = private
-        self._restored = {one.request: one for one in sequences}
-        allocated = [self._pool.allocate() for _ in range(pages)]
-        for one in sequences:
-            for page in one.pages:
-                self._pool.share(page)
-        self._pool.give_back(allocated)
+    def answered(self, number: int, good: int, seconds: float) -> None:
+        """Ends an order after `seconds`. All nodes have done its first `good` pages."""
+        self._blocked = False
+        move = self._paging.answered(number, good, seconds)
+        sequence, pages = move.sequence, move.order.pages
+        if sequence is None or sequence.arriving != number:
+            return
+        done = move.reach
+        if good < len(pages):
+            first = sequence.pages.index(pages[good])
+            self._pool.give_back(sequence.pages[first:])
+            del sequence.pages[first:]
+            done = first * self._pool.positions
+        sequence.arriving = 0
+        self._start(sequence, done, brought=done - sequence.done)
+        self._paging.publish(sequence)
 
-    def free_restored(self, *, claimed: bool = False) -> bool:
-        """Frees restored pages that no request has claimed; with `claimed`, also pages that waiting sequences claimed.
-        Returns whether there were any."""
-        found, self._restored = list(self._restored.values()), {}
-        for sequence in self._waiting if claimed else ():
-            if sequence.restored is not None:
-                found.append(sequence.restored)
-                sequence.restored = None
-        for one in found:
-            self._pool.give_back(one.pages)
-        return bool(found)
+    def park(self) -> None:
+        """Preempts all sequences, and orders nodes to leave their pages, but no other ones."""
+        self._paging.forget_unsaved()
+        running = tuple(self._running)
+        for sequence in running:
+            self._paging.park(sequence, None, halted=True)
+        for sequence in reversed(running):
+            self._preempt(sequence)
+
+    def parked_names(self) -> tuple[bytes, ...]:
+        """Returns names of at most MAX_PAGES pages on disk with which the next epoch can begin the waiting
+        sequences."""
+        names: dict[bytes, None] = {}
+        own = self._pool.keys.split_shows
+        for sequence in self._waiting:
+            found, _ = self._paging.find(sequence, own=own)
+            names |= dict.fromkeys(found[: MAX_PAGES - len(names)])
+        return tuple(names)
 
     def end(self, sequence: RunningSequence) -> None:
+        self._blocked = False
         if sequence.slot < 0:
             self._waiting.remove(sequence)
-            if sequence.restored is not None:
-                self._pool.give_back(sequence.restored.pages)
         else:
             self._running.remove(sequence)
+            if sequence.private:
+                self._pool.unpublish(sequence.pages)
             self._release(sequence)
 
     def plan(self) -> Batch | None:
         """Plans the next step. Returns None if no sequence can be computed."""
+        self._lacking = False
         self._admit()
         pieces = self._pieces()
+        self._blocked = not pieces and self.awaited
         if not pieces:
             return None
         self._pool.fit(len(sequence.ids) for sequence in self._running)
@@ -163,13 +188,13 @@ class Batcher:
         sequence = piece.sequence
         sequence.undrawn = True
         sequence.done = piece.stop - piece.drafted - 1
-        self._publish(sequence)
+        self._paging.publish(sequence)
 
     def decided(self, piece: StepPiece, tokens: Sequence[int]) -> None:
         """Records the tokens drawn after `piece`; there are none within a prompt. Preempts a sequence that becomes
         long."""
         sequence, was_long = piece.sequence, piece.sequence.long
-        sequence.undrawn = False
+        sequence.undrawn = self._blocked = False
         sequence.done = piece.stop - piece.drafted + max(0, len(tokens) - 1)
         sequence.ids += tokens
         sequence.steps += bool(tokens)
@@ -177,7 +202,7 @@ class Batcher:
             sequence.drafting.learn(piece.guess, tokens)
         _feed(sequence, len(sequence.ids) if tokens else sequence.done)
         if sequence.long is was_long:
-            self._publish(sequence)
+            self._paging.publish(sequence)
         else:
             self._preempt(sequence)
 
@@ -190,27 +215,31 @@ class Batcher:
             if found is None:
                 passed.append(self._waiting.popleft())
                 continue
-            if pages and pages + len(found) > _MOST_PAGES:
+            needed = self._pool.pages_of(len(sequence.ids))
+            if pages and pages + needed > _MOST_PAGES:
                 break
             if not self._fits(sequence, found):
-                if self._running or not self.free_restored(claimed=True):
-                    break
-                continue
-            pages += len(found)
+                self._lacking |= self._paging.frees
+                break
+            pages += needed
             self._begin(self._waiting.popleft(), found)
         self._waiting.extendleft(reversed(passed))
 
     def _found(self, sequence: RunningSequence) -> list[int] | None:
-        """Returns the pages with which the sequence can begin; None while another sequence computes the next page."""
-        if sequence.restored is not None:
-            return list(sequence.restored.pages)
-        if not self._shares(sequence):
+        """Returns the pages in memory with which the sequence can begin; None while another sequence computes the next
+        page, or nodes move it."""
+        if sequence.scanned:
             return []
-        scope = sequence.scope
-        sequence.expected = sequence.expected or [*self._pool.names(sequence.ids[:-1], scope)]
-        found = self._pool.find(sequence.ids, scope)
+        if not sequence.expected:
+            sequence.expected = [*self._pool.names(sequence.ids[:-1], self._paging.before(sequence))]
+        found = self._pool.find(sequence.expected)
         at = len(found)
-        if at < len(sequence.expected) and any(
+        if at == len(sequence.expected):
+            return found
+        if self._paging.moving(sequence.expected[at]):
+            self._lacking = True
+            return None
+        if any(
             not other.decodes
             and len(other.names) <= at < len(other.expected)
             and other.expected[at] == sequence.expected[at]
@@ -227,20 +256,22 @@ class Batcher:
         return needed + promised <= self._pool.available - self._pool.idle_among(found)
 
     def _begin(self, sequence: RunningSequence, found: list[int]) -> None:
-        if sequence.restored is not None:
-            sequence.pages, sequence.done, sequence.private = found, sequence.restored.done, self._private
-            sequence.restored = None
-            self._publish(sequence)
-        else:
-            for page in found:
-                self._pool.share(page)
-            sequence.pages, sequence.names = found, sequence.expected[: len(found)]
-            sequence.done = len(found) * self._pool.positions
-            if sequence.answer_tokens == 0:
-                sequence.cached = sequence.done
+        for page in found:
+            self._pool.share(page)
+        sequence.pages, sequence.names = found, sequence.expected[: len(found)]
         sequence.slot = heapq.heappop(self._slots)
-        _feed(sequence, sequence.done)
         self._running.append(sequence)
+        start = len(found) * self._pool.positions
+        self._start(sequence, start)
+        names, reach = self._paging.find(sequence, len(found))
+        if names and self._paging.is_faster(len(names), 0, self._compute_s(reach - start)):
+            self._paging.bring(sequence, names, reach)
+
+    def _start(self, sequence: RunningSequence, done: int, brought: int = 0) -> None:
+        sequence.done = done
+        if sequence.answer_tokens == 0:
+            sequence.cached, sequence.brought = done, brought
+        _feed(sequence, done)
 
     def _preempt(self, sequence: RunningSequence) -> None:
         self._running.remove(sequence)
@@ -250,28 +281,18 @@ class Batcher:
     def _release(self, sequence: RunningSequence) -> None:
         self._pool.give_back(sequence.pages)
         heapq.heappush(self._slots, sequence.slot)
-        sequence.slot, sequence.done, sequence.told = -1, 0, 0
+        sequence.slot, sequence.done, sequence.told, sequence.arriving = -1, 0, 0, 0
         sequence.pages, sequence.names, sequence.expected = [], [], []
-        sequence.private = sequence.undrawn = False
+        sequence.undrawn = False
 
-    def _shares(self, sequence: RunningSequence) -> bool:
-        request = sequence.request
-        kept = request.keep_prefix and not sequence.private
-        return kept and not (request.prompt_scores or sequence.scanned)
-
-    def _publish(self, sequence: RunningSequence) -> None:
-        if not self._shares(sequence):
-            return
-        size = self._pool.positions
-        while (len(sequence.names) + 1) * size <= sequence.done:
-            at = len(sequence.names)
-            before = sequence.names[-1] if at else self._pool.scope_name(sequence.scope)
-            tokens = sequence.ids[at * size : (at + 1) * size]
-            sequence.names.append(self._pool.publish(sequence.pages[at], before, tokens))
+    def _compute_s(self, tokens: int) -> float | None:
+        rows = max(1, min(tokens, self._step_tokens))
+        seconds = self.cost.seconds(rows)
+        return None if seconds is None else seconds * tokens / rows
 
     def _pieces(self) -> list[StepPiece]:
         self._short = False
-        able = [sequence for sequence in self._running if not sequence.undrawn]
+        able = [sequence for sequence in self._running if sequence.able]
         decoding = [sequence for sequence in able if sequence.decodes]
         pieces: list[StepPiece] = []
         for sequence in decoding:
@@ -323,12 +344,14 @@ class Batcher:
             if self._pool.available:
                 sequence.pages.append(self._pool.allocate())
                 continue
-            if self.free_restored(claimed=True):
-                continue
             self._short = True
+            if self._paging.frees:
+                self._lacking = True
+                return False
             youngest = self._running[-1]
             if youngest.slot in planned or (youngest is sequence and not pieces):
                 return False
+            self._paging.park(youngest, self._compute_s(youngest.done), halted=False)
             self._preempt(youngest)
             if youngest is sequence:
                 return False

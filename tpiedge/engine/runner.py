@@ -1,5 +1,6 @@
 """Runs the steps: `Leader` on rank 0, `follow` on the other ranks, which see no token ids."""
 
+import math
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -21,22 +22,34 @@ from tpiedge.engine.constraints import (
 from tpiedge.engine.drawing import Drawing, LiveRequest, MeanState, refusing
 from tpiedge.engine.forward import Engine
 from tpiedge.engine.grammars import Grammars
-from tpiedge.engine.kv_transfer import KVTransfer
 from tpiedge.engine.meter import StepRecorder
+from tpiedge.engine.page_moves import PageMoves
+from tpiedge.engine.paging import Disk
 from tpiedge.engine.sampler import Sampler
-from tpiedge.engine.sequence import SavedSequence
 from tpiedge.engine.steps import StepCancelled, StepLimits
 from tpiedge.errors import UserError
-from tpiedge.kv.pages import PagePool
+from tpiedge.kv.pages import NameKeys, PagePool
 from tpiedge.units import counted
-from tpiedge.wire.control import AnswerPart, Compiled, Failed, Finished, Halt, StepSpans
-from tpiedge.wire.data import SavePages, StepPlan
-from tpiedge.wire.fields import MAX_PAGES
+from tpiedge.wire.control import (
+    AnswerPart,
+    Compiled,
+    Failed,
+    Finished,
+    Halt,
+    Halted,
+    PageKeys,
+    StepSpans,
+)
+from tpiedge.wire.data import PageOrders, StepPlan
+from tpiedge.wire.fields import MAX_BLOB, MAX_NAMED_PAGES, NAME_BYTES
 from tpiedge.wire.requests import GenerationRequest
 
-#: Requests of the previous epoch are resubmitted at once unless cancelled; pages that are unclaimed after this time are
-#: freed.
+#: Requests of the previous epoch are resubmitted at once unless cancelled. Parked pages that no request needed by then
+#: are deleted where pages are parked for changes of plan only.
 _CLAIM_S: Final = 10.0
+#: How often nodes are asked about moves of pages: while a sequence waits for one and no step runs, and otherwise.
+ASK_S: Final = 0.005
+_ASK_SELDOM_S: Final = 0.1
 
 
 @dataclass(frozen=True)
@@ -54,6 +67,8 @@ class Serving:
     grain_pages: int = 0
     limits: StepLimits | None = None
     route: Route = field(default_factory=Route)
+    #: None: pages of the KV cache stay in memory.
+    pages: PageKeys | None = None
 
 
 class Leader:
@@ -65,6 +80,7 @@ class Leader:
         serving: Serving,
         told: Callable[[StepSpans], None],
         grammars: Grammars,
+        moves: PageMoves,
     ) -> None:
         cache = engine.cache
         self._engine, self._config, self._communicator = engine, engine.config, engine.communicator
@@ -76,17 +92,25 @@ class Leader:
         self._recording_wanted = False
         #: Prompts in the step under way: (request, first position, how many).
         self._read: tuple[tuple[str, int, int], ...] = ()
-        positions, key = cache.page_positions, secrets.token_bytes(32)
-        self._pool = PagePool(cache.pages, positions, key, serving.grain_pages)
+        self._moves, pages = moves, serving.pages
+        keys = NameKeys(
+            *((pages.shared, pages.own) if pages else (secrets.token_bytes(32) for _ in range(2)))
+        )
+        disk = Disk(moves.__contains__, pages.keep, pages.park) if pages and moves.stored else None
+        self._pool = PagePool(cache.pages, cache.page_positions, keys, serving.grain_pages)
         step_tokens, short_tokens = self._limits.step_tokens, engine.config.short_tokens
-        self._batcher = Batcher(self._pool, step_tokens, serving.sequences, serving.speculate, short_tokens)
+        self._batcher = Batcher(
+            self._pool, step_tokens, serving.sequences, serving.speculate, short_tokens, disk
+        )
+        self._asked_at = 0.0  # when nodes were asked about moves of pages
+        #: Whether pages are parked for changes of plan only, and when they are deleted.
+        self._brief, self._clear_at = pages is not None and not pages.park, math.inf
+        self.resume()
         self._waits = MaskWaits()
         self._drawing = Drawing(serving.epoch, engine, self._batcher, self._waits)
         self._live: dict[str, LiveRequest] = {}
         self._cancels: dict[str, None] = {}
         self._step = 0
-        #: Until when unclaimed restored pages are held; 0: there are none.
-        self._adopted_until = 0.0
         #: The lone request of the step under way, and the step.
         self._lone = "", 0
 
@@ -96,8 +120,8 @@ class Leader:
 
     @property
     def preparing(self) -> bool:
-        """Whether a request waits for its grammar."""
-        return bool(self._awaited)
+        """Whether a request waits for its grammar, or for pages from disk."""
+        return bool(self._awaited) or self._batcher.awaited
 
     @property
     def _awaited(self) -> Sequence[AnswerConstraint]:
@@ -136,18 +160,27 @@ class Leader:
             sequence.forced = live.forced
         self._live[request.id] = live
 
-    def order_save(self, halt: Halt) -> tuple[SavePages, tuple[SavedSequence, ...]]:
-        """Orders all nodes to save the KV cache. Returns the order, and the saved sequences."""
-        pages, sequences = self._batcher.to_save(MAX_PAGES)
-        self._step += 1
-        order = SavePages(self._epoch, self._step, pages, halt.kept, halt.gathered)
-        self._communicator.announce(order)
-        return order, sequences
+    def halt(self, order: Halt) -> Halted:
+        """Parks the running sequences' pages, and gathers the heads that `order` names. Raises PeerLost,
+        ProtocolError."""
+        self._batcher.park()
+        self._give_orders()
+        while self._batcher.outstanding:
+            self._moves.wait(ASK_S)
+            self._ask()
+            self._give_orders()  # a message has a limit
+        names = b"".join(self._batcher.parked_names())[: MAX_BLOB // NAME_BYTES * NAME_BYTES]
+        most = MAX_NAMED_PAGES * NAME_BYTES
+        for start in range(0, len(names), most) if order.gathered else ():
+            some = names[start : start + most]
+            self._tell(PageOrders(self._epoch, self._next_step(), gathered=order.gathered, names=some))
+        why = "" if names else "no request had computed pages, or a machine could not write them"
+        return Halted(self._epoch, 0, order.following, names, why)
 
-    def adopt(self, sequences: Sequence[SavedSequence], pages: int, *, private: bool) -> None:
-        """Holds the cache's first `pages` pages for restored `sequences`. Call it before `submit`."""
-        self._batcher.adopt(sequences, pages, private=private)
-        self._adopted_until = time.monotonic() + _CLAIM_S
+    def resume(self) -> None:
+        """Goes on after a change of plan, or because none comes after `halt`."""
+        if self._brief:
+            self._clear_at = time.monotonic() + _CLAIM_S
 
     def cancel(self, request: str) -> None:
         """Ends the request after the step; a step of this request alone is cut short. Thread-safe."""
@@ -161,14 +194,13 @@ class Leader:
         ProtocolError."""
         self._drawing.draw_deferred(self._live.values())
         ended = [*self._preparations.news(), *self._take_cancels()]
-        if self._adopted_until and time.monotonic() > self._adopted_until:
-            self._adopted_until = 0.0
-            self._batcher.free_restored()
+        self._look_at_moves()
         self._waits.start_step(lone=len(self._live) == 1)
         able = [one for one in self._live.values() if one.sequence.decodes and not one.sequence.undrawn]
         guessed = [one for one in able if one.sequence.lookup is not None]
         self._waits.until([(one.constraint, one.heard) for one in guessed if one.constraint is not None])
         batch = self._batcher.plan()
+        self._give_orders()
         if batch is None:
             return ended
         begun = time.perf_counter()
@@ -188,6 +220,34 @@ class Leader:
         self._recorder.end()
         self._batcher.cost.measured(len(x_TH), time.perf_counter() - begun)
         return [*ended, *self._take_ended()]
+
+    def _look_at_moves(self) -> None:
+        now, waits = time.monotonic(), self._batcher.awaited
+        if self._batcher.outstanding and (waits or now - self._asked_at >= _ASK_SELDOM_S):
+            self._ask()
+        if now > self._clear_at and not waits:
+            self._clear_at = math.inf
+            self._tell(PageOrders(self._epoch, self._next_step(), clear=True))
+
+    def _ask(self) -> None:
+        """Asks every node how far its moves of pages are."""
+        self._asked_at = time.monotonic()
+        asked = PageOrders(self._epoch, self._next_step(), asked=self._batcher.outstanding)
+        for number, good, seconds in self._tell(asked):
+            if good >= 0:
+                self._batcher.answered(number, good, seconds)
+
+    def _give_orders(self) -> None:
+        while orders := self._batcher.take_orders():
+            self._tell(PageOrders(self._epoch, self._next_step(), orders))
+
+    def _tell(self, message: PageOrders) -> Sequence[tuple[int, int, float]]:
+        self._communicator.announce(message)
+        return self._moves.handle(message)
+
+    def _next_step(self) -> int:
+        self._step += 1
+        return self._step
 
     def _sampler(self, request: GenerationRequest) -> Sampler:
         return Sampler(request.sampling, request.prompt_ids, self._config.vocab_size, request.answer_ids)
@@ -242,10 +302,11 @@ class Leader:
             cached_tokens=sequence.cached,
             steps=sequence.steps,
             processor_s=spent_s,
+            brought_tokens=sequence.brought,
         )
 
     def _run(self, batch: Batch) -> Tensor:
-        self._step += 1
+        self._next_step()
         ids, engine, route = batch.ids, self._engine, self._serving.route
         self._read = tuple(
             (piece.sequence.request.id, piece.start, len(piece.ids))
@@ -287,15 +348,14 @@ class Leader:
         return x_TH
 
 
-def follow(engine: Engine, transfer: KVTransfer, told: Callable[[StepSpans], None]) -> NoReturn:
+def follow(engine: Engine, moves: PageMoves, told: Callable[[StepSpans], None]) -> NoReturn:
     """Runs steps on a rank other than 0. Ends with Cancelled (shutdown), PeerLost or ProtocolError."""
     recorder = StepRecorder(engine.communicator.rank, engine.meter, engine.weights, told)
     while True:
         plan = engine.communicator.next_plan()
-        if isinstance(plan, SavePages):
-            transfer.save(plan)
+        if isinstance(plan, PageOrders):
+            moves.handle(plan)
             continue
-        transfer.discard()
         x_TH = torch.empty(plan.tokens, engine.config.hidden_size)
         recorder.start(plan)
         try:

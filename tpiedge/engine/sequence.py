@@ -1,37 +1,11 @@
 """One request on rank 0: its tokens and their pages."""
 
-import hashlib
-from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from tpiedge.engine.drafting import NO_GUESS, DraftLength, Guess, PromptLookup
 from tpiedge.wire.data import Segment
 from tpiedge.wire.requests import GenerationRequest
-
-
-@dataclass(frozen=True)
-class SavedSequence:
-    """A sequence in a KV snapshot. `done` counts its saved positions. `tokens` is a digest of their tokens."""
-
-    request: str
-    scope: str
-    done: int
-    tokens: str
-    pages: tuple[int, ...]
-
-    @staticmethod
-    def of(sequence: "RunningSequence", pages: tuple[int, ...]) -> "SavedSequence":
-        computed = sequence.ids[: sequence.done]
-        return SavedSequence(sequence.request.id, sequence.scope, len(computed), _digest(computed), pages)
-
-    def matches(self, sequence: "RunningSequence") -> bool:
-        fits = self.scope == sequence.scope and self.done < len(sequence.ids)
-        return fits and _digest(sequence.ids[: self.done]) == self.tokens
-
-
-def _digest(ids: Sequence[int]) -> str:
-    return hashlib.blake2b(array("I", ids).tobytes(), digest_size=16).hexdigest()
 
 
 @dataclass(eq=False)
@@ -53,10 +27,11 @@ class RunningSequence:
     #: Names of all full pages of the tokens with which the sequence began.
     expected: list[bytes] = field(default_factory=list)
     cached: int = 0
-    #: The pages of an earlier epoch with which the sequence will start.
-    restored: SavedSequence | None = None
-    #: Whether other sequences must not find the pages, because the pages' bits depend on the split.
+    brought: int = 0  # of `cached`, from disk
+    #: Whether other sequences must not find the pages.
     private: bool = False
+    #: The number of the order that brings pages from disk; 0: none.
+    arriving: int = 0
     steps: int = 0
     #: For guesses: the sequence's text, how many of its tokens were fed, and how well guesses did.
     lookup: PromptLookup | None = None
@@ -81,9 +56,14 @@ class RunningSequence:
         return len(self.ids) > self.short_tokens
 
     @property
-    def scope(self) -> str:
-        """Names the sequences that may share pages: long ones share none with others."""
-        return f"{self.request.scope} long" if self.long else self.request.scope
+    def able(self) -> bool:
+        """Whether the sequence waits neither for its mask nor for its pages."""
+        return not (self.undrawn or self.arriving)
+
+    def scope_of(self, *, own: bool) -> str:
+        """Names the sequences that may share pages: with `own` this one alone. Long ones share none with others."""
+        name = self.request.id if own else self.request.scope
+        return f"{name} long" if self.long else name
 
     @property
     def remaining(self) -> int:

@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import secrets
 import stat
 from collections.abc import Callable, Iterator, Sequence
@@ -16,8 +17,7 @@ from tpiedge.pack.files import FileLock, sync_folder
 
 _OWNER_ONLY = 0o600
 _MAX_BYTES = 4 << 20
-#: The folder in a machine's state in which a node saves its KV cache for the next node.
-SNAPSHOTS = "locker"  # as earlier versions named it on disk
+PAGES = "pages"  # the folder of KV pages in a machine's state
 #: Files in a master's folder: the running master's lock, and its addresses and secret.
 MASTER_LOCK, ADMIN = ".master.lock", "admin.json"
 
@@ -35,6 +35,16 @@ def worker_state(state: Path | None) -> Path:
 def api_keys(state: Path | None) -> Path:
     """Returns the default file of a master's API keys."""
     return master_state(state) / "api-keys"
+
+
+def kept_secret(folder: Path) -> bytes:
+    """Returns the secret of a master's kept context; makes it on first use. Raises UserError, DiskFull."""
+    path = folder / "kept-context.json"
+    create_private(path, {"secret": secrets.token_hex(32)})  # unless it exists
+    match read_private(path):
+        case {"secret": str(text)} if re.fullmatch("[0-9a-f]{64}", text):
+            return bytes.fromhex(text)
+    raise UserError(f"{path} is damaged: delete it, and what was kept on disk is computed again")
 
 
 def chat_history(state: Path | None) -> Path:

@@ -1,7 +1,7 @@
 """Stores keys and values of a node's own KV heads, in pages that rank 0 assigns."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -69,9 +69,9 @@ class KVCache:
         nbytes = math.gcd(*(layout.head_bytes for layout in self.kept))
         return self._store_PB.numpy().reshape(self.pages, self.page_bytes // nbytes, nbytes)
 
-    def hold(self, pages: int) -> None:
-        """Counts the first `pages` pages as resident."""
-        self._in_memory.update(range(pages))
+    def hold(self, pages: Iterable[int]) -> None:
+        """Counts `pages` as resident."""
+        self._in_memory.update(pages)
 
     def change(self, changes: Sequence[TableChange], discarded: Sequence[int]) -> None:
         """Applies a plan's changes of tables, and frees the memory of `discarded` pages. Raises ProtocolError."""

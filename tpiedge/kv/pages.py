@@ -16,6 +16,7 @@ import heapq
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import takewhile
 
 from tpiedge.errors import InternalError
@@ -23,14 +24,27 @@ from tpiedge.errors import InternalError
 _NAME_BYTES = 16
 
 
-class PagePool:
-    """Manages `pages` pages of `positions` positions. `key`: at most 64 bytes, new in each epoch. `grain`: the number
-    of pages that give back memory together; 0 means never."""
+@dataclass(frozen=True)
+class NameKeys:
+    """Keys of at most 64 bytes: of the pages that a scope shares, and of one request's own pages. The keys are equal
+    where a page's bits do not depend on the split. Elsewhere `shared` changes with the split."""
 
-    def __init__(self, pages: int, positions: int, key: bytes, grain: int = 0) -> None:
+    shared: bytes = field(repr=False)
+    own: bytes = field(repr=False)
+
+    @property
+    def split_shows(self) -> bool:
+        return self.shared != self.own
+
+
+class PagePool:
+    """Manages `pages` pages of `positions` positions. `grain`: the number of pages that give back memory together; 0
+    means never."""
+
+    def __init__(self, pages: int, positions: int, keys: NameKeys, grain: int = 0) -> None:
         self.pages = pages
         self.positions = positions
-        self._key = key  # new in every epoch, because nodes of different epochs compute different bits
+        self.keys = keys
         self._grain, self._bound = min(grain, pages), 0
         self._counts = [0] * pages
         #: The name of each page, and the page of each name.
@@ -58,6 +72,9 @@ class PagePool:
 
     def idle_among(self, pages: Sequence[int]) -> int:
         return sum(page in self._idle for page in pages)
+
+    def held_once(self, page: int) -> bool:
+        return self._counts[page] == 1
 
     def allocate(self) -> int:
         """Returns a page to write to, held once. Raises InternalError."""
@@ -87,31 +104,44 @@ class PagePool:
                 else:
                     heapq.heappush(self._blank, page)
 
-    def scope_name(self, scope: str) -> bytes:
-        return self._hashed(b"scope", scope.encode())
+    def scope_name(self, scope: str, *, own: bool = False) -> bytes:
+        """Returns the name before a first page. `own`: `scope` is a request, whose pages no other one finds."""
+        key, kind = (self.keys.own, b"own") if own else (self.keys.shared, b"scope")
+        return _hash(key, kind, scope.encode()).digest()
 
     def name_of(self, before: bytes, tokens: Sequence[int]) -> bytes:
-        return self._hashed(b"page", before + array("I", tokens).tobytes())
+        return _hash(self.keys.own, b"page", before + array("I", tokens).tobytes()).digest()
 
-    def publish(self, page: int, before: bytes, tokens: Sequence[int]) -> bytes:
-        """Publishes a full page unless another page has its name. Returns the name."""
-        name = self.name_of(before, tokens)
-        if name not in self._named and page not in self._published:
-            self._named[name] = page
-            self._published[page] = name
-        return name
-
-    def find(self, ids: Sequence[int], scope: str = "") -> list[int]:
-        """Returns the published pages of the longest known beginning of `ids[:-1]`. Callers hold them with `share`."""
-        known = takewhile(self._named.__contains__, self.names(ids[:-1], scope))
-        return [self._named[name] for name in known]
-
-    def names(self, ids: Sequence[int], scope: str = "") -> Iterator[bytes]:
-        """Yields names of the full pages of `ids`."""
-        before = self.scope_name(scope)
+    def names(self, ids: Sequence[int], before: bytes) -> Iterator[bytes]:
+        """Yields names of the full pages of `ids` after `before`."""
         for start in range(0, len(ids) - self.positions + 1, self.positions):
             before = self.name_of(before, ids[start : start + self.positions])
             yield before
+
+    def partial_names(self, ids: Sequence[int], before: bytes) -> Iterator[bytes]:
+        """Yields names of pages that are not full, with the first 1, 2, ... tokens of `ids`. They are not published."""
+        hashed = _hash(self.keys.own, b"page", before)
+        for token in ids[: self.positions - 1]:
+            hashed.update(array("I", (token,)).tobytes())
+            yield hashed.digest()
+
+    def publish(self, page: int, name: bytes) -> None:
+        """Publishes a full page unless another page has its name."""
+        if name not in self._named and page not in self._published:
+            self._named[name] = page
+            self._published[page] = name
+
+    def unpublish(self, pages: Iterable[int]) -> None:
+        for page in pages:
+            if page in self._published:
+                del self._named[self._published.pop(page)]
+
+    def is_published(self, page: int, name: bytes) -> bool:
+        return self._published.get(page) == name
+
+    def find(self, names: Iterable[bytes]) -> list[int]:
+        """Returns the published pages of the first `names`, up to an unknown name. Callers hold them with `share`."""
+        return [self._named[name] for name in takewhile(self._named.__contains__, names)]
 
     def bound(self, needed: int) -> int:
         """Returns how many pages may have memory, if sequences need `needed` pages."""
@@ -144,13 +174,14 @@ class PagePool:
             del self._discarded[page]
         return tuple(told)
 
-    def _hashed(self, what: bytes, data: bytes) -> bytes:
-        return hashlib.blake2b(data, digest_size=_NAME_BYTES, key=self._key, person=what).digest()
-
     def _evict(self) -> int:
         page, _ = self._idle.popitem(last=False)
         del self._named[self._published.pop(page)]
         return page
+
+
+def _hash(key: bytes, kind: bytes, data: bytes) -> hashlib.blake2b:
+    return hashlib.blake2b(data, digest_size=_NAME_BYTES, key=key, person=kind)
 
 
 def usual_grain(pages: int, page_bytes: int) -> int:

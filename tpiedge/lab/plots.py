@@ -113,6 +113,8 @@ _COLOURS = {
     "load": "#9d8ec7",
     "wait": "#e15759",
     "travel": "#b0b7c3",
+    "bring": "#b279a2",
+    "leave": "#9c755f",
 }
 
 

@@ -194,7 +194,7 @@ def typical_steps(spent_s: Mapping[int, float]) -> Sequence[int]:
 @dataclass(frozen=True)
 class NodeSummary:
     """One node's times. `busy_s`: the busy seconds of each lane. `load_during_s`: the busy seconds of each lane during
-    reads of weights. `read_bytes`: the bytes of reads that ended in the excerpt."""
+    reads of weights. `read_bytes`: the bytes of such reads that ended in the excerpt."""
 
     rank: int
     busy_s: dict[str, float]
@@ -238,10 +238,10 @@ def _summary(rank: int, events: Sequence[TraceEvent], dropped: int, within: Inte
         {
             lane: total(overlap(load, stretches))
             for lane, stretches in busy.items()
-            if lane not in ("load", "travel")
+            if lane in ("compute", "reduce", "wait")
         },
         total(overlap(busy["travel"], busy["compute"])),
-        sum(event.nbytes for event in inside if event.end_s <= end_s),
+        sum(event.nbytes for event in inside if event.lane == "load" and event.end_s <= end_s),
         len(inside),
         dropped,
     )

@@ -1,7 +1,7 @@
 """The first lines between a node and its parent, in JSON, and the times of heartbeats, silence and stalls."""
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeVar
 
 import msgspec
@@ -50,8 +50,9 @@ class NodeBootstrap:
     #: The model's folder. An empty path means none, here and below.
     pack: str = ""
     trace: str = ""
-    snapshots: str = ""  # the folder of KV snapshots
-    snapshot_key: str = field(default="", repr=False)  # hex
+    pages: str = ""  # the folder of KV pages
+    keep_bytes: int = 0  # at most, of pages that survive
+    park_bytes: int = 0  # at most, of waiting sequences' pages
 
 
 def control_name(rank: int, epoch: int) -> str:

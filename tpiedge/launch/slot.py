@@ -1,14 +1,13 @@
 """Keeps a machine's fork server and at most one node, which the server forks."""
 
 import logging
-import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from tpiedge.clock import Clock
-from tpiedge.errors import ResourceError
+from tpiedge.errors import ResourceError, TpiedgeError
+from tpiedge.kv.page_folder import PageFolder
 from tpiedge.launch.bootstrap import NodeBootstrap, NodeReport, from_line, to_line
 from tpiedge.launch.child import Child, ForkedChild
 from tpiedge.launch.offer import LOOK_S, MemoryOffer
@@ -46,27 +45,26 @@ _log = logging.getLogger(__name__)
 @dataclass(eq=False)
 class NodeSlot:
     """A machine's node and fork server. One thread must make all calls. This thread must outlive the node.
-    `_usable_memory` must not block. `_say` gets a line for each change of the offer `memory`. Until `own_snapshots` is
-    called, another process may use the folder `snapshots`."""
+    `_usable_memory` must not block. `_say` gets a line for each change of the offer `memory`. Until `own_pages` is
+    called, another process may use `pages`."""
 
     threads: int
     memory: MemoryOffer
     _usable_memory: Callable[[], int]
     _clock: Clock
     _say: Callable[[str], None]
-    snapshots: Path | None = None
+    pages: PageFolder = field(kw_only=True)
     _server: ForkServer | None = None
-    _key: str = field(default_factory=lambda: secrets.token_hex(32), repr=False)
     _child: Child | None = None
     _planned_bytes: int = 0  # planned peak memory of the last node; 0 before the first
-    _owns_snapshots: bool = False
+    _owns_pages: bool = False
 
     def __post_init__(self) -> None:
         self._weighed = self._clock.now()  # when it last looked at the usable memory
         self._sweep()
 
-    def own_snapshots(self) -> None:
-        self._owns_snapshots = True
+    def own_pages(self) -> None:
+        self._owns_pages = True
         self._sweep()
 
     @property
@@ -105,8 +103,8 @@ class NodeSlot:
     def start(self, bootstrap: NodeBootstrap, planned_bytes: int) -> None:
         """Replaces the node. `planned_bytes`: the planned peak memory. Raises ResourceError."""
         self.stop()
-        if self.snapshots is not None:
-            bootstrap = replace(bootstrap, snapshots=str(self.snapshots), snapshot_key=self._key)
+        folder, keep_bytes, park_bytes = str(self.pages.path), self.pages.keep_bytes, self.pages.park_bytes
+        bootstrap = replace(bootstrap, pages=folder, keep_bytes=keep_bytes, park_bytes=park_bytes)
         self._child = self.warm().start_node(bootstrap)
         self._planned_bytes = planned_bytes
 
@@ -136,11 +134,9 @@ class NodeSlot:
             self._server = None
 
     def _sweep(self) -> None:
-        """Deletes KV snapshots that no node will read."""
-        if self.snapshots is None or not self._owns_snapshots:
-            return
-        try:
-            for path in self.snapshots.glob("*"):
-                path.unlink(missing_ok=True)
-        except OSError as error:
-            _log.warning("cannot delete the KV snapshots in %s: %s", self.snapshots, error.strerror)
+        """Deletes pages that no node will bring."""
+        if self._owns_pages:
+            try:
+                self.pages.clear_unusable()
+            except TpiedgeError as error:
+                _log.warning("%s", error)

@@ -1,13 +1,14 @@
 """A running master as the HTTP API sees it: submits requests, lists models, manages machines."""
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from dataclasses import replace
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, replace
 from typing import Final
 
 from tpiedge.errors import UserError
 from tpiedge.joining.pairing_link import PairingHub
 from tpiedge.joining.registrar import Registrar
+from tpiedge.kv.page_folder import PageFolder, PageUsage
 from tpiedge.local.served_models import ServedModel, ServedModels
 from tpiedge.master import loss_plans
 from tpiedge.master.counters import StepTimeline
@@ -17,12 +18,27 @@ from tpiedge.master.loss_plans import Forecast
 from tpiedge.master.master import Master
 from tpiedge.master.reconciler import NotServing
 from tpiedge.master.status import ClusterStatus
+from tpiedge.sanitise import sanitised_line
 from tpiedge.supervision import Supervisor
 from tpiedge.wire.control import AnswerPart
 from tpiedge.wire.requests import GenerationRequest
 
 _TURN_S: Final = 5.0  # the control thread answers within a turn, unless it starts or ends rank 0's processes
 _BUSY: Final = "the master is busy: try again later"
+_PAGES_S: Final = 20.0  # to delete thousands of files takes seconds
+
+
+@dataclass(frozen=True, slots=True)
+class MachinePages:
+    """A machine's page files, and their limits in bytes. `why`: why the machine did not answer, or ""."""
+
+    name: str
+    host: str
+    kept: PageUsage
+    parked: PageUsage
+    keep_bytes: int
+    park_bytes: int
+    why: str = ""
 
 
 class Service:
@@ -35,6 +51,7 @@ class Service:
         pairing: PairingHub,
         models: ServedModels,
         supervisor: Supervisor,
+        pages: PageFolder,
         invite: Callable[[], dict[str, object]] = dict,
     ) -> None:
         #: Makes a token for one worker. Returns `lines` for a shell that install and start the worker, and the `ports`
@@ -45,6 +62,7 @@ class Service:
         self._registrar = registrar
         self._pairing = pairing
         self._models = models
+        self._pages = pages
 
     def model(self, name: str = "") -> ServedModel:
         """Finds and opens a model; without a name, the one that is served. Raises like ServedModels.find."""
@@ -152,6 +170,32 @@ class Service:
         if not machines:
             raise UserError("there is no worker yet that another one could be like")
         return loss_plans.what_if(self._master.wanted.plan, machines, name)
+
+    def page_files(self, *, clear: bool = False) -> list[MachinePages]:
+        """Counts the page files of all machines. If `clear`, deletes them and counts what was deleted. Blocks. Raises
+        UserError, DiskFull, NotServing."""
+        try:
+            asked = self._master.ask_pages(clear=clear).result(_TURN_S)
+        except TimeoutError:
+            raise NotServing(_BUSY) from None
+        own = self._pages.usage(clear=clear)
+        wait(asked.values(), _PAGES_S)
+        found = []
+        for node in self._master.status.nodes:
+            (kept, parked), why, answer = own, "", asked.get(node.name)
+            if node.host:
+                kept = parked = PageUsage()
+                if answer is None:
+                    why = "it is away"
+                elif not answer.done():
+                    why = f"it did not answer within {_PAGES_S:.0f} s"
+                else:
+                    said = answer.result()
+                    kept, why = PageUsage(said.kept_pages, said.kept_bytes), said.why
+                    parked = PageUsage(said.parked_pages, said.parked_bytes)
+            limits = node.keep_bytes, node.park_bytes
+            found.append(MachinePages(node.name, node.host, kept, parked, *limits, sanitised_line(why)))
+        return found
 
     def drain(self, name: str) -> Future[str]:
         """Takes the worker out of plans. The future gets the worker's name, or CannotDrain. Raises like `revoke`."""

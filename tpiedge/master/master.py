@@ -6,11 +6,12 @@ import math
 import queue
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from typing import Final
+from weakref import WeakValueDictionary
 
 from msgspec import structs
 
@@ -89,6 +90,11 @@ class Master:
         self._stalls = OwnStalls(timing.heartbeat_s)
         self._traffic: Counter[str] = Counter()  # messages since the last heartbeat
         self._probings: dict[str, Probing] = {}
+        self._page_asks = 0
+        #: Answers that callers of `ask_pages` still wait for, by machine and number.
+        self._page_files: WeakValueDictionary[tuple[str, int], Future[epochs.PageFiles]] = (
+            WeakValueDictionary()
+        )
         self._cut_off: dict[str, float] = {}  # machines without connection, and since which heartbeat
         self._closing = threading.Event()
         self.failed: TpiedgeError | None = None  # the error that ended the control thread
@@ -165,6 +171,22 @@ class Master:
         found: Future[tuple[Machine, ...]] = Future()
         self._order(lambda: found.set_result(tuple(self._reconciler.selection.able())))
         return found
+
+    def ask_pages(self, *, clear: bool) -> Future[Mapping[str, Future[epochs.PageFiles]]]:
+        """Asks all present machines for their page files. If `clear`, they delete them. An absent machine's future gets
+        no result."""
+        asked: Future[Mapping[str, Future[epochs.PageFiles]]] = Future()
+
+        def ask() -> None:
+            self._page_asks += 1
+            found: dict[str, Future[epochs.PageFiles]] = {}
+            for one in self._roster.present:
+                found[one.name] = self._page_files[one.name, self._page_asks] = Future()
+                self._send(epochs.AskPages(0, self._page_asks, clear), one.name)
+            asked.set_result(found)
+
+        self._order(ask)
+        return asked
 
     def remove_worker(self, name: str) -> None:
         self._order(lambda: self._remove_worker(name))
@@ -284,6 +306,10 @@ class Master:
                 self._drop_peer(name, STOPPED, WorkerEvent.STOPPED)
             case Enrol():
                 self._registrar.handle(name, message)
+            case epochs.PageFiles():
+                answer = self._page_files.pop((name, message.number), None)
+                if answer is not None:
+                    answer.set_result(message)
             case _ if not isinstance(message, AgentReport | epochs.AgentPulse | epochs.Prefetched):
                 cause = f"it sent {type(message).__name__}, which is not a worker's to send"
                 self._broke_protocol(name, cause)

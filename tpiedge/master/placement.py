@@ -78,13 +78,15 @@ class NodePlacement:
         offer, link = machine.offer, machine.link
         return prediction.MachineFacts(
             name=machine.name,
-            speed=self._speed(machine),
+            speed=offer.capacity.speed(self.model.int8) / machine.slowdown,
             memory_bytes=offer.memory_bytes,
             free_disk_bytes=offer.free_disk_bytes,
             round_trip_s=link.round_trip_s if link is not None else 0.0,
             link_bytes_per_s=link.bytes_per_s if link is not None else None,
             disk_bytes_per_s=offer.disk_bytes_per_s,
             keeping=offer.keeping,
+            keeps=offer.keep_bytes > 0,
+            parks=offer.park_bytes > 0,
         )
 
     def _assignments_of(
@@ -94,7 +96,7 @@ class NodePlacement:
         parts = zip(found.members, found.plan.shares, found.plan.needs, found.reasons, strict=True)
         for index, share, need, why in parts:
             machine = machines[index - 1] if index else None
-            speed = self.own().speed if machine is None else self._speed(machine)
+            facts = self.own() if machine is None else self._offered(machine)
             part = Assignment(
                 machine="",
                 share=share,
@@ -103,8 +105,10 @@ class NodePlacement:
                 weights=need.weights,
                 planned_bytes=need.total_bytes,
                 why=why,
-                speed=speed,
-                ffn_s=_ffn_seconds(self.model, share, speed),
+                speed=facts.speed,
+                ffn_s=_ffn_seconds(self.model, share, facts.speed),
+                keeps=facts.keeps,
+                parks=facts.parks,
             )
             if machine is not None:
                 threads, host = min(max(1, machine.offer.threads), 1024), machine.offer.host
@@ -113,9 +117,6 @@ class NodePlacement:
             assignments.append(part)
         left_out = {machines[index - 1].name: why for index, why in found.spare.items()}
         return Assignments(tuple(assignments), left_out | spare, found.plan.step_s)
-
-    def _speed(self, machine: Machine) -> float:
-        return machine.offer.capacity.speed(self.model.int8) / machine.slowdown
 
 
 def fill_slots(count: int, machines: Sequence[Machine]) -> list[Machine]:

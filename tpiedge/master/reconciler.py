@@ -13,7 +13,7 @@ from typing import Final
 
 from tpiedge.clock import Clock
 from tpiedge.errors import PeerError, TpiedgeError
-from tpiedge.master.assignments import Assignments
+from tpiedge.master.assignments import Assignments, without_disk
 from tpiedge.master.blame import Failure
 from tpiedge.master.history import LOADING, History
 from tpiedge.master.loss_plans import LossPlans
@@ -220,6 +220,7 @@ class Reconciler:
         prefetched, now = self._loss_plans.reports, self._clock.now()
         int8 = self.turns.wanted.served.int8
         model = self.turns.wanted.served if serving is None else serving.served
+        parts = () if ready is None else ready.assignments
         self.status = ClusterStatus(
             ready=ready is not None,
             reason=self._reason,
@@ -239,6 +240,9 @@ class Reconciler:
             asleep=self.turns.asleep,
             kept_s=self.turns.kept_s(serving),
             history=self.history.so_far,
+            keeps_context=bool(parts) and all(one.keeps for one in parts),
+            not_kept=without_disk(parts, "--keep-context"),
+            not_parked=without_disk(parts, "--kv-disk"),
         )
 
     def _replan(self) -> None:

@@ -434,6 +434,7 @@ class RequestQueue:
             cancelled=unfinished,
             prompt_tokens=message.prompt_tokens,
             cached_tokens=message.cached_tokens,
+            brought_tokens=message.brought_tokens,
         )
         if not unfinished:
             tokens = len(answering.answer_ids)

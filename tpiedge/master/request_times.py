@@ -46,6 +46,7 @@ class Totals:
     refused: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    brought_tokens: int = 0  # of `cached_tokens`, from disk
     tokens: int = 0
     resumed: int = 0
     paused_s: float = 0.0

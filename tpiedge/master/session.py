@@ -157,7 +157,7 @@ class Session:
 
     def launch(self, root_key: str, overruled: str = "", snapshot: control.KVSnapshot | None = None) -> None:
         """Starts the workers' nodes. `root_key`: rank 0's public key. `overruled`: why all-reduces use the star, or "".
-        `snapshot`: the previous epoch's KV cache."""
+        `snapshot`: the previous epoch's KV pages."""
         self._reach(Phase.LAUNCHED)
         self._moved = self._launched = self._clock.now()
         self._overruled = overruled
@@ -216,10 +216,9 @@ class Session:
         self._watch.add(request.id, self._clock.now())
 
     def halt(self, following: int, what: KVMoves) -> None:
-        """Stops rank 0, which keeps its KV cache for the epoch `following`."""
+        """Stops rank 0, whose nodes park KV pages for the epoch `following`."""
         self.halting, self.halted = following, None
-        kept = tuple((one.start, one.stop) for one in what.kept)
-        self._to_node(control.Halt(self.number, following, kept, what.stored, what.gathered), 0)
+        self._to_node(control.Halt(self.number, following, what.gathered), 0)
 
     def resume(self) -> None:
         self.halting, self.halted = 0, None

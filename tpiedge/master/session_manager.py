@@ -39,7 +39,7 @@ class RankZero(NodeSlot):
 
     bootstrap: NodeBootstrap = field(kw_only=True)
     _say: Callable[[str], None] = _log.warning
-    _owns_snapshots: bool = True  # the folder's lock lets only one master run
+    _owns_pages: bool = True  # the folder's lock lets only one master run
 
     def insist(self) -> bool:
         """Offers all usable memory. Call it if no plan fits. Returns whether the offer grew."""

@@ -29,7 +29,8 @@ class NodeStatus:
     second. `planned_bytes`: the node's planned peak of memory. `disk_bytes`: bytes of weights on disk; 0 means unknown.
     `fetch_total_bytes`: above 0 while fetching. `stocked`: whether the disk has all shards that the machine needs after
     a loss. `not_stocked`: the obstacle. `counted`: only if asked for (Master.observe). `round_trip_s`,
-    `link_bytes_per_s`: measurements of the link to the master; 0 means not measured."""
+    `link_bytes_per_s`: measurements of the link to the master; 0 means not measured. `keep_bytes`, `park_bytes`: disk
+    space for kept, for parked KV pages."""
 
     name: str
     rank: int | None
@@ -56,6 +57,8 @@ class NodeStatus:
     round_trip_s: float = 0.0
     link_bytes_per_s: float = 0.0
     left_out_s: float = 0.0
+    keep_bytes: int = 0
+    park_bytes: int = 0
 
     @property
     def counters(self) -> Stats | None:
@@ -95,6 +98,9 @@ class ClusterStatus:
     kept_s: float = math.inf
     history: PlanHistory = field(default_factory=PlanHistory)
     histograms: RequestHistograms = field(default_factory=lambda: _NO_HISTOGRAMS)
+    keeps_context: bool = False  # prompts are kept on disk
+    not_kept: str = ""  # see `without_disk`, as for `not_parked`
+    not_parked: str = ""
 
 
 _NOTHING = Preparing(0, 0, 0, 0.0)
@@ -138,6 +144,8 @@ def _own(serving: Session | None, rank_zero: RankZero) -> NodeStatus:
         pid=rank_zero.pid,
         counted=None if serving is None else serving.counted(0),
         planned_bytes=part.planned_bytes,
+        keep_bytes=rank_zero.pages.keep_bytes,
+        park_bytes=rank_zero.pages.park_bytes,
     )
 
 
@@ -184,6 +192,8 @@ def _worker(
         round_trip_s=link.round_trip_s,
         link_bytes_per_s=link.bytes_per_s,
         left_out_s=max(0.0, machine.standing.until - now) if state == "left out" else 0.0,
+        keep_bytes=offer.keep_bytes,
+        park_bytes=offer.park_bytes,
     )
 
 

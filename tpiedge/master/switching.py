@@ -16,7 +16,7 @@ from tpiedge.pack.share import kv_share
 from tpiedge.planner.kv_transfer import KVHolder, KVMoves, plan_moves, transfer_s
 from tpiedge.units import counted
 from tpiedge.wire.control import KVSnapshot
-from tpiedge.wire.fields import MAX_MOVES
+from tpiedge.wire.fields import MAX_MOVES, NAME_BYTES
 
 _log = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ class Switching:
             return again
         old, new = self._holders(serving), self._holders(coming)
         found = plan_moves(old, new)
-        if max(len(found.gathered), len(found.scattered), len(found.stored)) > MAX_MOVES:
+        if max(len(found.gathered), len(found.scattered)) > MAX_MOVES:
             return again
         takes_s = transfer_s(found, old, new, positions * head_bytes)
         return (found, takes_s) if takes_s <= min(reread_s or 10.0, 120.0) else again
@@ -105,11 +105,10 @@ class Switching:
             return None
         if said.why:
             _log.warning("running requests are computed anew: the KV cache was not saved: %s", said.why)
-        if not said.pages:  # all requests may have ended
+        if not said.names:  # all requests may have ended
             return None
-        _log.debug("%s of the KV cache are transferred", counted(said.pages, "page"))
-        private = bool(serving.served.split_shows)
-        return KVSnapshot(serving.number, said.pages, private, self._moves.scattered)
+        _log.debug("%s of the KV cache are transferred", counted(len(said.names) // NAME_BYTES, "page"))
+        return KVSnapshot(said.names, self._moves.scattered)
 
     def _holders(self, session: Session) -> list[KVHolder]:
         links = {one.name: one.link.bytes_per_s for one in self._roster.machines if one.link is not None}

@@ -1,14 +1,15 @@
-"""Reads pieces from disk into the arena and checks the pieces, in several threads. O_DIRECT bypasses the page cache and
-saves CPU time. Without O_DIRECT, pages are dropped from the cache at once."""
+"""Reads pieces from disk into the arena and checks the pieces, as jobs of a DiskQueue. O_DIRECT bypasses the page cache
+and saves CPU time. Without O_DIRECT, pages are dropped from the cache at once."""
 
 import functools
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
 
 from tpiedge.errors import IntegrityError, InternalError
+from tpiedge.memory.disk import DiskQueue
+from tpiedge.memory.disk_order import DiskUse
 from tpiedge.pack.files import DIRECT_REFUSED, Closable, OpenFile
 from tpiedge.pack.hashes import HashTable
 from tpiedge.pack.layout import ALIGN, HashedRange
@@ -65,12 +66,18 @@ def _check(path: Path, ranges: Sequence[HashedRange], hashes: HashTable, data: m
 
 
 class DirectReader(Closable):
-    """Reads files in `threads` threads until `close`."""
+    """Reads files in the threads of `disk` (default: a queue of its own) until `close`, which closes `disk`."""
 
-    def __init__(self, threads: int = 4) -> None:
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="tpiedge-read")
-        self._lock = threading.Lock()
-        self.bytes_read = 0
+    def __init__(self, disk: DiskQueue | None = None) -> None:
+        self._disk = disk or DiskQueue()
+
+    @property
+    def used(self) -> DiskUse:
+        return self._disk.used("weights")
+
+    @property
+    def bytes_read(self) -> int:
+        return self.used.nbytes
 
     def submit(
         self,
@@ -88,14 +95,12 @@ class DirectReader(Closable):
         def run() -> int:
             started = time.perf_counter()
             file.read(offset, into)
-            with self._lock:
-                self.bytes_read += len(into)
             check(into)
             if timed is not None:
                 timed(started, time.perf_counter(), len(into))
             return len(into)
 
-        return self._pool.submit(run)
+        return self._disk.submit("weights", len(into), run)
 
     def read_ranges(
         self,
@@ -115,5 +120,4 @@ class DirectReader(Closable):
             filled += len(part)
 
     def close(self) -> None:
-        """Waits for running reads. Cancels waiting reads."""
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._disk.close()

@@ -23,8 +23,6 @@ class Counts:
     stall_s: float = 0.0
     #: Pieces read.
     reads: int = 0
-    #: The time with reads under way.
-    load_s: float = 0.0
 
 
 class Scheduler:
@@ -48,7 +46,6 @@ class Scheduler:
         self._changed = threading.Condition()
         self._failure: TpiedgeError | None = None
         self._closing = False
-        self._busy_since = 0.0  # 0: no read is under way
 
     def enter(self, block: int) -> Sequence[int | None]:
         """Waits until the block is ready, and keeps it until `leave`. Returns `Residency.places`. Raises a read's
@@ -122,7 +119,6 @@ class Scheduler:
                     case Drop(piece=piece):
                         self.loader.drop(piece)
                     case Read(ticket=ticket):
-                        self._busy_since = self._busy_since or time.perf_counter()
                         self.loader.read(instruction, functools.partial(self._arrived, ticket))
         except (OSError, RuntimeError) as failure:  # no room for another thread, or for its pages
             raise _failed(failure) from failure
@@ -134,12 +130,8 @@ class Scheduler:
             try:
                 if error is not None:
                     raise error
-                now = time.perf_counter()
                 self.counts.reads += 1
-                self.counts.load_s += now - self._busy_since  # counted read by read, as a disk may never rest
-                instructions = self._residency.loaded(ticket)
-                self._busy_since = 0.0 if self._residency.idle else now
-                self._carry_out(instructions)
+                self._carry_out(self._residency.loaded(ticket))
             except TpiedgeError as failure:
                 self._failure = self._failure or failure  # the first is the cause of the others
             except Exception as failure:  # would be lost in this thread otherwise

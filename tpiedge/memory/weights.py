@@ -9,6 +9,7 @@ import torch
 from tpiedge.errors import InternalError
 from tpiedge.kernels.panel_matrix import PanelMatrix, Weight
 from tpiedge.memory.arena import DTYPES, Arena, as_matrix
+from tpiedge.memory.disk import DiskQueue
 from tpiedge.memory.loader import EmbeddingTable, PieceLoader, stored_matrix
 from tpiedge.memory.reader import DirectFile, DirectReader, grouped
 from tpiedge.memory.residency import Residency
@@ -46,9 +47,10 @@ class NodeWeights:
         direct: bool = True,
         progress: Callable[[int, int], None] | None = None,
         norm_offset: float = 0.0,
+        disk: DiskQueue | None = None,
     ) -> None:
         """`norm_offset` is added to the weights of norms. `kv_bytes` is memory that the empty KV cache lends to
-        weights, beside the memory of `placement`."""
+        weights, beside the memory of `placement`. `disk` (default: a queue of its own) is closed with the weights."""
         self.sweep = Sweep.of(pack, share, rank0)
         everything = Placement(0, frozenset(range(len(self.sweep.pieces))))
         self.placement = everything if placement is None else placement(self.sweep)
@@ -57,7 +59,7 @@ class NodeWeights:
         self._now = self._spare.placement(kv_bytes)
         self._norm_offset = norm_offset
         self._pack = pack
-        self._reader = DirectReader()
+        self._reader = DirectReader(disk)
         #: Only rank 0 has some, until the weights are closed.
         self._tables: dict[str, EmbeddingTable] = {}
         self._scheduler: Scheduler | None = None  # until the weights are closed
@@ -81,15 +83,15 @@ class NodeWeights:
         return self._now.ring_bytes
 
     @property
-    def bytes_read(self) -> int:
-        """Bytes read from disk, without embedding rows."""
-        return self._reader.bytes_read
-
-    @property
     def disk_read_bytes(self) -> int:
         """Bytes read from disk since the constructor ended, with embedding rows."""
         rows = sum(table.bytes_read for table in self._tables.values())
-        return self._reader.bytes_read - self._bytes_ahead + rows
+        return self._reader.bytes_read - self._ahead.nbytes + rows
+
+    @property
+    def disk_busy_s(self) -> float:
+        """The time with reads from disk, without embedding rows, since the constructor ended."""
+        return self._reader.used.busy_s - self._ahead.busy_s
 
     @property
     def counts(self) -> Counts:
@@ -166,7 +168,7 @@ class NodeWeights:
         scheduler = self._scheduler = Scheduler(residency, loader, tuple(self.sweep.blocks))
         total = min(self.weight_bytes, self._vector_bytes + self.sweep.nbytes)
         scheduler.preload(lambda: progress(min(total, self._reader.bytes_read), total) if progress else None)
-        self._bytes_ahead = self._reader.bytes_read
+        self._ahead = self._reader.used
         if len(self.placement.pinned) == len(self.sweep.pieces):
             for block, pieces in self.sweep.blocks.items():
                 self._kept[block] = self._weights_of(block, [None] * len(pieces), loader)

@@ -15,22 +15,25 @@ from typing import TypeVar
 
 import torch
 
-from tpiedge import __version__
 from tpiedge.clock import MonotonicClock
 from tpiedge.collectives.communicator import Communicator, Route
 from tpiedge.engine.batcher import MAX_DRAFTED
 from tpiedge.engine.constraints import failed
 from tpiedge.engine.forward import Engine, kv_cache
 from tpiedge.engine.grammars import Grammars
-from tpiedge.engine.kv_transfer import KVTransfer, SnapshotStore
 from tpiedge.engine.meter import Meter
-from tpiedge.engine.runner import Leader, Serving, follow
+from tpiedge.engine.page_moves import PageDisk, PageMoves, whole_cache_bytes
+from tpiedge.engine.runner import ASK_S, Leader, Serving, follow
 from tpiedge.engine.steps import StepLimits
 from tpiedge.errors import Cancelled, Misconduct, ProtocolError, TpiedgeError, UserError
 from tpiedge.host.process import give_back_what_is_freed, peak_rss_bytes
 from tpiedge.kernels.linear import Arithmetic, Linear
+from tpiedge.kv.page_folder import KEPT, PARKED
 from tpiedge.kv.pages import usual_grain
+from tpiedge.kv.store import PageStore
 from tpiedge.launch.bootstrap import NodeBootstrap, control_name
+from tpiedge.memory.disk import DiskQueue
+from tpiedge.memory.disk_order import DiskUse
 from tpiedge.memory.scheduler import Counts
 from tpiedge.memory.sweep import elastic_bytes, placed
 from tpiedge.memory.weights import NodeWeights
@@ -64,6 +67,8 @@ class Node:
         self._meter = Meter()
         self._tracer = Tracer() if bootstrap.trace else None
         self._epoch = bootstrap.epoch
+        self._disk: DiskQueue | None = None
+        self._stores: tuple[PageStore, ...] = ()
         self._weights: NodeWeights | None = None
         self._engine: Engine | None = None
         self._data = DataPlane(Communicator())
@@ -100,24 +105,17 @@ class Node:
         pack = Pack.open(Path(own.pack))
         share = pack.share_of(assign.share)
         engine = self._build(assign, pack, share, plane.communicator)
-        store = SnapshotStore(Path(own.snapshots), bytes.fromhex(own.snapshot_key)) if own.snapshots else None
-        transfer = KVTransfer(engine, share.along("attention"), store, (__version__, assign.kv), self._moved)
-        restored = None if assign.snapshot is None else transfer.restore(assign.snapshot)
-        if store is not None:
-            try:  # snapshots of the previous epoch that no node read
-                store.clear()
-            except OSError as error:
-                _say(f"cannot delete the KV snapshots in {store.folder}: {error.strerror}")
+        disk = self._page_disk(assign.pages, engine)
+        moves = PageMoves(engine, share.along("attention"), disk, self._moved)
+        if assign.snapshot is not None:
+            moves.scatter(assign.snapshot)
         self._loaded = None
         self.link.post(self._ready(assign, engine.config, plane))
         gc.freeze()  # objects that live until the end would only make later collections slow
         if rank == 0:
-            leader = self._leader(engine, assign)
-            if restored is not None and assign.snapshot is not None:
-                leader.adopt(*restored, private=assign.snapshot.private)
-            self._lead(leader, transfer)
+            self._lead(self._leader(engine, assign, moves))
         else:
-            follow(engine, transfer, self.link.post)
+            follow(engine, moves, self.link.post)
 
     def close(self) -> None:
         self.link.close()
@@ -165,6 +163,10 @@ class Node:
         check_exponents(assign.grids, pack if assign.compute == "int8" else None)
         config = config_of_pack(pack)
         cache = kv_cache(config, share, assign.kv, assign.sequences, assign.capacity_tokens)
+        disk = self._disk = DiskQueue()
+        self._resources.callback(disk.close)
+        if self._tracer is not None:
+            disk.trace(self._tracer)
         self._weights = NodeWeights(
             pack,
             share,
@@ -174,6 +176,7 @@ class Node:
             direct=assign.weights.direct,
             progress=functools.partial(self._loading, communicator),
             norm_offset=config.norm_offset,
+            disk=disk,
         )
         self._resources.callback(self._weights.close)
         # With a ring memory is short, and reading takes longer than page faults do.
@@ -188,6 +191,18 @@ class Node:
             self._meter.record(self._tracer, traced=True)
             self._weights.trace(self._tracer)
         return engine
+
+    def _page_disk(self, keys: c.PageKeys | None, engine: Engine) -> PageDisk | None:
+        own, disk = self._bootstrap, self._disk
+        if keys is None or disk is None or not own.pages:
+            return None
+        kept = PageStore(Path(own.pages) / KEPT, own.keep_bytes, keys.kept_seal) if keys.keep else None
+        # A change of plan parks pages in any case.
+        parked_bytes = max(own.park_bytes, whole_cache_bytes(engine))
+        parked = PageStore(Path(own.pages) / PARKED, parked_bytes, keys.parked_seal)
+        found = PageDisk(disk, parked, kept, _say)
+        self._stores = found.stores
+        return found
 
     def _moved(self, moved_bytes: int) -> None:
         self._transferred_bytes = moved_bytes
@@ -217,7 +232,7 @@ class Node:
     def _tell_loading(self, done_bytes: int, total_bytes: int) -> None:
         self.link.post(c.Loading(self._epoch, self._bootstrap.rank, done_bytes, total_bytes))
 
-    def _leader(self, engine: Engine, assign: c.Assign) -> Leader:
+    def _leader(self, engine: Engine, assign: c.Assign, moves: PageMoves) -> Leader:
         cache = engine.cache
         serving = Serving(
             assign.epoch,
@@ -226,21 +241,22 @@ class Node:
             min(assign.speculate, MAX_DRAFTED),
             grain_pages=usual_grain(cache.pages, cache.page_bytes) if assign.elastic else 0,
             route=self._route,
+            pages=assign.pages,
         )
         grammars = Grammars(Path(self._bootstrap.pack) / TEXT_FOLDER, engine.config.vocab_size)
         self._resources.callback(grammars.close)
-        self._leading = Leader(engine, serving, self.link.post, grammars)
+        self._leading = Leader(engine, serving, self.link.post, grammars, moves)
         return self._leading
 
-    def _lead(self, leader: Leader, transfer: KVTransfer) -> None:
+    def _lead(self, leader: Leader) -> None:
         while True:
             if leader.idle:
-                # A short wait: a compiled grammar is noticed soon.
-                command = self._command(0.005 if leader.preparing else _IDLE_S)
+                # A short wait: a compiled grammar and pages from disk are noticed soon.
+                command = self._command(ASK_S if leader.preparing else _IDLE_S)
                 if command is not None:
-                    self._handle(leader, transfer, command)
+                    self._handle(leader, command)
             while not self.link.commands.empty() and (command := self._command(0.0)) is not None:
-                self._handle(leader, transfer, command)
+                self._handle(leader, command)
             finished = leader.step()
             if not (self._drawn or finished):
                 continue
@@ -249,7 +265,7 @@ class Node:
             self._drawn.clear()
             self.link.await_room()
 
-    def _handle(self, leader: Leader, transfer: KVTransfer, command: NodeCommand) -> None:
+    def _handle(self, leader: Leader, command: NodeCommand) -> None:
         match command:
             case c.Generate(request=request) | c.Compile(request=request):
                 try:
@@ -260,17 +276,11 @@ class Node:
                 except UserError as error:
                     self.link.post(failed(self._epoch, request.id, error))
             case c.Halt():
-                self._halt(leader, transfer, command)
+                self.link.post(leader.halt(command))
+                self._expect(c.Resume, "the next epoch")
+                leader.resume()
             case _:
                 raise ProtocolError(f"the master sent {type(command).__name__} to a running node")
-
-    def _halt(self, leader: Leader, transfer: KVTransfer, order: c.Halt) -> None:
-        pages, sequences = leader.order_save(order)
-        why = transfer.save(pages, order.stored, sequences)
-        count = 0 if why else len(pages.pages)
-        self.link.post(c.Halted(self._epoch, 0, order.following, count, why[:2000]))
-        self._expect(c.Resume, "the next epoch")
-        transfer.discard()
 
     # --- what the control thread calls
 
@@ -284,7 +294,7 @@ class Node:
         return self._stats()
 
     def _heartbeat(self) -> c.Heartbeat:
-        bytes_read = (self._weights.bytes_read if self._weights else 0) + self._transferred_bytes
+        bytes_read = (self._disk.moved_bytes if self._disk else 0) + self._transferred_bytes
         reading = self._leading.reading if self._leading is not None else ()
         return c.Heartbeat(
             self._epoch, self._bootstrap.rank, self._meter.step, self._meter.block, bytes_read, reading
@@ -294,6 +304,8 @@ class Node:
         meter, weights, engine = self._meter, self._weights, self._engine
         sent, received, dropped, refused = self._data.traffic
         counts = weights.counts if weights else Counts()
+        brought = self._disk.used("bring") if self._disk else DiskUse()
+        left = self._disk.used("leave") if self._disk else DiskUse()
         used, pages = self._leading.pages if self._leading else (0, 0)
         return c.Stats(
             epoch=self._epoch,
@@ -309,7 +321,7 @@ class Node:
             ffn_s=meter.ffn_s,
             reduce_wait_s=meter.reduce_wait_s,
             weight_wait_s=counts.stall_s,
-            load_s=counts.load_s,
+            load_s=weights.disk_busy_s if weights else 0.0,
             reads=counts.reads,
             prefetch_hits=counts.hits,
             stalls=counts.stalls,
@@ -324,6 +336,13 @@ class Node:
             accepted=meter.accepted,
             window_bytes=weights.window_bytes if weights else 0,
             kv_reserved_bytes=engine.cache.reserved_bytes if engine else 0,
+            brought_bytes=brought.nbytes,
+            left_bytes=left.nbytes,
+            brought_pages=brought.jobs,
+            left_pages=left.jobs,
+            bring_s=brought.busy_s,
+            leave_s=left.busy_s,
+            evicted_pages=sum(store.evicted for store in self._stores),
         )
 
 

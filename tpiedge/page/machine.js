@@ -125,6 +125,7 @@ function Facts({ machine }) {
     link && [words.link, words.linkOf(link)],
     links.length > 0 && [words.links, words.linksOf(links)],
     disk.held_bytes > 0 && [words.disk, words.diskOf(disk)],
+    disk.kv_read_bytes_per_s + disk.kv_written_bytes_per_s > 0 && [words.kvPages, words.kvPagesOf(disk)],
     machine.speed_bytes_per_s > 0 && [words.speed, words.speedOf(machine)],
   ].filter(Boolean);
   return html`

@@ -279,6 +279,9 @@ export const texts = {
       bytes(held_bytes) +
       (spare_ranges === "complete" ? ", failover-ready" : "") +
       (read_bytes_per_s ? `; reads ${bytes(read_bytes_per_s)}/s` : ""),
+    kvPages: "KV pages",
+    kvPagesOf: ({ kv_read_bytes_per_s, kv_written_bytes_per_s }) =>
+      `${bytes(kv_read_bytes_per_s)}/s from disk, ${bytes(kv_written_bytes_per_s)}/s to disk`,
     notPrefetched: (why) => `Not ready for failover: ${why}`,
     speed: "Speed",
     speedOf: ({ speed_bytes_per_s, threads }) =>

@@ -1,7 +1,7 @@
 """Plans moves of KV heads when a plan replaces another. Pure.
 
-A machine keeps heads that both its old and its new node have. Rank 0 gathers each head that a machine lacks, from the
-lowest old rank with that head. Then rank 0 scatters the heads to their new nodes.
+Each old node parks its heads on its machine's disk. Rank 0 gathers each head that a machine lacks, from the lowest old
+rank with that head. Then rank 0 scatters the heads to their new nodes.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from typing import Final
 
 from tpiedge.pack.share import Share
 
-_LOCAL_BYTES_PER_S: Final = 200e6  # of the page cache of a slow computer, through which kept heads go
+_LOCAL_BYTES_PER_S: Final = 200e6  # of a slow computer's disk
 _LINK_BYTES_PER_S: Final = 1e6  # of a link that was not measured
 
 
@@ -25,20 +25,13 @@ class KVHolder:
 
 @dataclass(frozen=True)
 class KVMoves:
-    kept: tuple[Share, ...]  # on their machine, by old rank
-    stored: tuple[int, ...]  # by old rank 0, because new nodes on other machines lack them
     gathered: tuple[tuple[int, int], ...]  # by rank 0: (old rank, head)
     scattered: tuple[tuple[int, int], ...]  # by rank 0: (new rank, head)
 
 
 def plan_moves(old: Sequence[KVHolder], new: Sequence[KVHolder]) -> KVMoves:
     """Finds the moves between two plans' nodes. Both plans must hold every head."""
-    after, before = ({one.machine: one.heads for one in nodes} for nodes in (new, old))
-    nothing, kept = Share(0, 0), []
-    for one in old:
-        stays = after.get(one.machine, nothing)
-        start, stop = max(one.heads.start, stays.start), min(one.heads.stop, stays.stop)
-        kept.append(Share(start, stop) if start < stop else nothing)
+    before, nothing = {one.machine: one.heads for one in old}, Share(0, 0)
     lacking = [
         (rank, head)
         for rank, one in enumerate(new)
@@ -53,8 +46,7 @@ def plan_moves(old: Sequence[KVHolder], new: Sequence[KVHolder]) -> KVMoves:
         if head not in own
     ]
     scattered = tuple((rank, head) for rank, head in lacking if rank)
-    stored = tuple(sorted({head for _, head in scattered} & set(own)))
-    return KVMoves(tuple(kept), stored, tuple(gathered), scattered)
+    return KVMoves(tuple(gathered), scattered)
 
 
 def transfer_s(moves: KVMoves, old: Sequence[KVHolder], new: Sequence[KVHolder], head_bytes: float) -> float:
@@ -62,6 +54,7 @@ def transfer_s(moves: KVMoves, old: Sequence[KVHolder], new: Sequence[KVHolder],
     senders, receivers = [old[rank] for rank, _ in moves.gathered], [new[rank] for rank, _ in moves.scattered]
     rates = [one.link_bytes_per_s or _LINK_BYTES_PER_S for one in (*senders, *receivers)]
     travels = sum(head_bytes / rate for rate in rates)
-    heads = [len(kept) for kept in moves.kept]
-    heads[0] += len(moves.stored) + len(moves.gathered)
-    return travels + 2 * max(heads) * head_bytes / _LOCAL_BYTES_PER_S
+    # All machines write at a time, then all read.
+    written = max(len(one.heads) for one in old) + len(moves.gathered)
+    read = max(len(one.heads) for one in new)
+    return travels + (written + read) * head_bytes / _LOCAL_BYTES_PER_S

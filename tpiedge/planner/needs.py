@@ -19,6 +19,7 @@ from tpiedge.wire.fields import ACTIVATION_BYTES, ALL_PINNED, Compute, Keeping, 
 #: libraries (84 MiB of them mapped), page tables, buffers, the scratch memory of a chunk. Measured in control groups.
 NODE_BASE_BYTES = 328 * MIB
 _COMPANION_BYTES = 64 * MIB  # of it, the part of the master or the worker's agent
+_MOVED_PAGES = 2  # as much memory, with all heads, do pages on their way from and to the disk take
 _REMEDY = "raise its memory limit or shorten the context"
 
 
@@ -142,6 +143,8 @@ class NodeFacts:
     keeping: Keeping = field(default_factory=Keeping)
     alone: bool = False  # the process that started it is counted with another node
     head_speed: float | None = None  # None: equals `speed`
+    keeps: bool = False  # its owner gives disk space to kept KV pages
+    parks: bool = False  # the same, to parked ones
 
     @property
     def streams(self) -> bool:
@@ -218,7 +221,9 @@ def _is_within(block: BlockFacts, other: BlockFacts) -> bool:
 
 def base_bytes(model: ModelFacts, node: NodeFacts) -> int:
     activations = min(ACTIVATION_BYTES, (model.row_bytes + model.input_bytes) * model.capacity_tokens)
-    return NODE_BASE_BYTES - (_COMPANION_BYTES if node.alone else 0) + activations
+    moved = _MOVED_PAGES * sum(heads * nbytes for heads, nbytes in model.kv.items())
+    staging = moved if node.keeps or node.parks else 0
+    return NODE_BASE_BYTES - (_COMPANION_BYTES if node.alone else 0) + activations + staging
 
 
 def whole_need(model: ModelFacts, rank: int, share: NodeShare, node: NodeFacts) -> NodeNeed:

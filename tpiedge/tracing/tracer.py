@@ -17,9 +17,10 @@ from typing import Protocol, TypeAlias
 Interval: TypeAlias = tuple[float, float]  # (start, end)
 
 #: The kinds of a node's work. The first three are from figure 4 of TPI-LLM. "wait": the node waits for weights.
-#: "travel": an all-reduce is on its way while the node may do other work.
-LANES = ("compute", "reduce", "load", "wait", "travel")
-COMPUTE, REDUCE, LOAD, WAIT, TRAVEL = range(len(LANES))
+#: "travel": an all-reduce is on its way while the node may do other work. "bring" and "leave": pages of the KV cache
+#: come from disk or go there.
+LANES = ("compute", "reduce", "load", "wait", "travel", "bring", "leave")
+COMPUTE, REDUCE, LOAD, WAIT, TRAVEL, BRING, LEAVE = range(len(LANES))
 
 #: start, end (0: not filled), bytes, layer, step, name, lane.
 _RECORD = struct.Struct("=ddqiIHB")

@@ -22,7 +22,7 @@ from tpiedge.wire import data as d
 from tpiedge.wire.fields import MAX_CONTROL_HEADER, MAX_DIMENSIONS, DType, Message, TensorHeader
 from tpiedge.wire.join import JOIN_PROTOCOL, JOIN_TAGS
 
-PROTOCOL = 26
+PROTOCOL = 27
 
 TAGS: Final[dict[int, type[Message]]] = {
     int(kind.__struct_config__.tag): kind

@@ -19,13 +19,21 @@ class Hello(f.NodeMessage, frozen=True, tag=32):
 
 
 class KVSnapshot(f.Wire, frozen=True):
-    """The KV pages that the nodes of `epoch` saved."""
+    """The KV pages that the nodes of the previous epoch parked, by name (16 bytes each)."""
 
-    epoch: f.U32
-    pages: f.U32
-    private: bool  # keep the pages out of the prefix cache
-    #: The (receiving rank, head) pairs that rank 0 sends; other heads are on the nodes' machines.
-    scattered: Annotated[tuple[tuple[f.U32, f.U32], ...], Meta(max_length=f.MAX_MOVES)]
+    names: f.Blob
+    scattered: f.Moves  # from rank 0; other heads are on the nodes' machines
+
+
+class PageKeys(f.Wire, frozen=True):
+    """Keys of pages on disk. Only rank 0 gets the keys of names, `shared` and `own`."""
+
+    shared: f.Blob
+    own: f.Blob
+    kept_seal: f.Blob
+    parked_seal: f.Blob
+    keep: bool  # every machine consents to kept pages
+    park: bool  # every machine has room for waiting sequences
 
 
 class Assign(f.NodeMessage, frozen=True, tag=33):
@@ -50,6 +58,7 @@ class Assign(f.NodeMessage, frozen=True, tag=33):
     grids: Annotated[tuple[f.GridExponents, ...], Meta(max_length=f.MAX_LAYERS)] = ()
     elastic: bool = False  # some node uses free KV memory for weights
     snapshot: KVSnapshot | None = None
+    pages: PageKeys | None = None
 
 
 class Listening(f.NodeMessage, frozen=True, tag=34):
@@ -145,21 +154,18 @@ class Compiled(f.EpochMessage, frozen=True, tag=57):
 
 
 class Halt(f.EpochMessage, frozen=True, tag=51):
-    """Master to rank 0: take no more steps, save the running requests' KV cache, and answer Halted."""
+    """Master to rank 0: take no more steps, park the running requests' KV pages, and answer Halted."""
 
     following: f.U32  # the next epoch
-    kept: Annotated[tuple[f.UnitRange, ...], Meta(max_length=f.MAX_NODES)]  # heads that each rank saves
-    stored: Annotated[tuple[f.U32, ...], Meta(max_length=f.MAX_MOVES)]  # further heads that rank 0 saves
-    #: The (sending rank, head) pairs that rank 0 receives and saves.
-    gathered: Annotated[tuple[tuple[f.U32, f.U32], ...], Meta(max_length=f.MAX_MOVES)]
+    gathered: f.Moves  # to rank 0, for nodes of the next epoch on other machines
 
 
 class Halted(f.NodeMessage, frozen=True, tag=52):
-    """Rank 0 to master: generation has stopped. `pages` KV pages are saved for the epoch `following`. If `pages` is 0,
+    """Rank 0 to master: generation has stopped. The pages `names` are parked for the epoch `following`. If none are,
     `why` is the reason."""
 
     following: f.U32
-    pages: f.U32
+    names: f.Blob
     why: f.Text
 
 
@@ -214,6 +220,7 @@ class Finished(f.EpochMessage, frozen=True, tag=42):
     cached_tokens: f.U32  # prompt tokens that earlier requests computed
     steps: f.U32  # sweeps
     processor_s: f.Seconds = 0.0  # CPU time for the grammar since Compiled
+    brought_tokens: f.U32 = 0  # of `cached_tokens`, from disk
 
 
 class Failed(f.NodeMessage, frozen=True, tag=43):
@@ -259,7 +266,7 @@ class Stats(f.NodeMessage, frozen=True, tag=46):
     ffn_s: f.Seconds
     reduce_wait_s: f.Seconds
     weight_wait_s: f.Seconds  # the time of all `stalls`
-    load_s: f.Seconds  # time with at least one read under way
+    load_s: f.Seconds  # time with at least one read of weights under way
     reads: f.U64  # reads of streamed weights from disk
     prefetch_hits: f.U64  # blocks that were read ahead
     stalls: f.U64  # blocks that the node waited for
@@ -274,6 +281,14 @@ class Stats(f.NodeMessage, frozen=True, tag=46):
     accepted: f.U64  # drafted tokens that were right
     window_bytes: f.U64  # the ring's part of `weight_bytes`
     kv_reserved_bytes: f.U64
+    # KV pages from and to the node's disk, and the time with at least one under way.
+    brought_bytes: f.U64
+    left_bytes: f.U64
+    brought_pages: f.U64
+    left_pages: f.U64
+    bring_s: f.Seconds
+    leave_s: f.Seconds
+    evicted_pages: f.U64  # deleted for others, because of a limit
 
 
 class StepSpans(f.NodeMessage, frozen=True, tag=55):

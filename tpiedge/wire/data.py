@@ -52,15 +52,26 @@ class StepPlan(f.EpochMessage, frozen=True, tag=1):
     recorded: bool = False  # each node sends the master its StepSpans
 
 
-class SavePages(f.EpochMessage, frozen=True, tag=9):
-    """Rank 0 to all, instead of a step: save pages for the next epoch."""
+class PageOrder(f.Wire, frozen=True):
+    """Leave pages on disk, or bring them from disk. Name i of `names` (16 bytes each) belongs to page i."""
 
-    step: f.U64
-    pages: Annotated[tuple[f.U32, ...], Meta(max_length=f.MAX_PAGES)]
-    #: Each rank's KV heads to save on its machine.
-    kept: Annotated[tuple[f.UnitRange, ...], Meta(max_length=f.MAX_NODES)]
-    #: The (sending rank, head) pairs that rank 0 receives.
-    gathered: Annotated[tuple[tuple[f.U32, f.U32], ...], Meta(max_length=f.MAX_MOVES)]
+    number: f.U64  # grows; answers name it
+    kind: Literal["leave", "bring"]
+    kept: bool  # the store
+    pages: Annotated[tuple[f.U32, ...], Meta(max_length=f.MAX_NAMED_PAGES)]
+    names: f.Blob
+
+
+class PageOrders(f.EpochMessage, frozen=True, tag=9):
+    """Rank 0 to all, between steps: answer for the earlier orders `asked`, if any, and forget the others; obey `orders`
+    (of MAX_NAMED_PAGES in all); copy the heads `gathered` of the pages `names` to rank 0's disk."""
+
+    step: f.U64  # counts like a step
+    orders: Annotated[tuple[PageOrder, ...], Meta(max_length=f.MAX_ARRAY)] = ()
+    asked: Annotated[tuple[f.U64, ...], Meta(max_length=f.MAX_ARRAY)] = ()
+    gathered: f.Moves = ()
+    names: f.Blob = b""
+    clear: bool = False  # delete parked pages
 
 
 class Hidden(f.EpochMessage, frozen=True, tag=2):

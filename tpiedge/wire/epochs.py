@@ -2,7 +2,8 @@
 
 Life of an epoch: Prepare -> Preparing* -> Prepared -> Launch -> Spawned -> (the node's own messages, `control.py`) ->
 NodeEnded. Release ends the epoch early. NodeEnded without Spawned means that preparing failed. The previous epoch may
-serve until Launch. An agent without a node sends epoch 0. Prefetch and Prefetched belong to no epoch.
+serve until Launch. An agent without a node sends epoch 0. Prefetch, Prefetched, AskPages and PageFiles belong to no
+epoch.
 """
 
 from dataclasses import dataclass
@@ -43,6 +44,8 @@ class Offer(f.EpochMessage, frozen=True, tag=96):
     capacity: Capacity
     disk_bytes_per_s: f.Rate
     keeping: f.Keeping
+    keep_bytes: f.U64  # disk space that the owner gives to kept prefixes; 0: none
+    park_bytes: f.U64  # disk space for pages of waiting conversations; 0: none
 
     def __post_init__(self) -> None:
         f.check_rates(self.disk_bytes_per_s)
@@ -137,6 +140,24 @@ class Prefetched(f.EpochMessage, frozen=True, tag=112):
     number: f.U32
     held_bytes: f.U64
     complete: bool  # the disk has all shares that Prefetch named
+    why: f.Text  # the obstacle, or ""
+
+
+class AskPages(f.EpochMessage, frozen=True, tag=113):
+    """Master to agent: answer with PageFiles. If `clear`, first delete the page files of this machine."""
+
+    number: f.U32
+    clear: bool
+
+
+class PageFiles(f.EpochMessage, frozen=True, tag=114):
+    """Agent to master: the page files on this machine's disk, or the deleted ones after `clear`."""
+
+    number: f.U32
+    kept_pages: f.U32
+    kept_bytes: f.U64
+    parked_pages: f.U32
+    parked_bytes: f.U64
     why: f.Text  # the obstacle, or ""
 
 

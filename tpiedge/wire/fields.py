@@ -30,6 +30,9 @@ MAX_LAYERS = 1024
 MAX_SEGMENTS = MAX_ARRAY
 MAX_PAGES = 6000
 """Most KV pages in all lists of one message: so many fit a header, together with the segments."""
+NAME_BYTES = 16  # of a KV page's name
+MAX_NAMED_PAGES = 2000
+"""Most KV pages whose names are in one message of the tensor plane."""
 MAX_SEQUENCES = 64
 MAX_SPANS = 4096
 MAX_MOVES = 1024
@@ -76,6 +79,8 @@ Key = Annotated[str, Meta(max_length=40)]
 GridExponents = Annotated[tuple[I8, ...], Meta(min_length=2, max_length=4)]
 UnitRange = tuple[U32, U32]
 """A half-open interval."""
+Moves = Annotated[tuple[tuple[U32, U32], ...], Meta(max_length=MAX_MOVES)]
+"""The (rank, KV head) pairs that travel between `rank` and rank 0."""
 Compute = Literal["f32", "bf16", "int8"]
 """The arithmetic of products with weights: int8 only where weights are quantised, bf16 only where not."""
 KVPrecision = Literal["f32", "bf16", "q8", "q4"]

@@ -57,3 +57,4 @@ class GenerationRequest:
     grammar: Grammar | None = None
     scope: Annotated[str, Meta(max_length=SCOPE_CHARACTERS)] = ""  # an opaque name of a client; "": shared
     pack: Annotated[str, Meta(max_length=64)] = ""  # the id of the model's weights; "": any
+    keep_context: bool = False  # with `keep_prefix`: pages may stay on disk after the master ends

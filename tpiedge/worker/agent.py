@@ -3,6 +3,7 @@
 import contextlib
 import secrets
 import threading
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
@@ -11,6 +12,7 @@ from tpiedge.clock import Clock
 from tpiedge.errors import OutOfMemory, PeerError, ResourceError, TpiedgeError
 from tpiedge.host.addresses import listening_address
 from tpiedge.joining.enrolment import introduction
+from tpiedge.kv.page_folder import PageFolder, PageUsage
 from tpiedge.launch.bootstrap import NodeBootstrap, OwnStalls, Timing
 from tpiedge.launch.offer import Measurements
 from tpiedge.launch.slot import NodeSlot
@@ -40,6 +42,7 @@ class AgentSettings:
     host: str
     free_disk_bytes: int
     disk_bytes_per_s: float
+    pages: PageFolder
     keeping: Keeping = field(default_factory=Keeping)
     timing: Timing = field(default_factory=Timing)
 
@@ -81,6 +84,7 @@ class Agent:
     _at_rest: bool = False  # the master serves, without requests
     _standing: str = ""  # the part of this machine that the user heard of last
     _small_mtu: bool = False
+    _page_asks: deque[epochs.AskPages] = field(default_factory=deque)
     _stopping: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
@@ -88,12 +92,13 @@ class Agent:
         self._fetching: Background[ShardCopy] = Background("fetch", lambda shards: shards.close())
         self._prefetch = Prefetcher(self._weights, self._clock)
         self._probing: Background[PathState] = Background("path probe")
+        self._counting: Background[tuple[PageUsage, PageUsage]] = Background("page files")
         self._heard = self._probed_at = self._clock.now()
 
     def run(self) -> None:
         """Serves and blocks until `stop`. Raises MasterMoved, DuplicateName, PeerError, OutOfMemory."""
         try:
-            self._slot.own_snapshots()  # the master admits one process of each worker
+            self._slot.own_pages()  # the master admits one process of each worker
             self._slot.warm(measure=self._report is None)
             self._serve()
         finally:
@@ -125,6 +130,8 @@ class Agent:
             capacity=report.capacity,
             disk_bytes_per_s=settings.disk_bytes_per_s,
             keeping=settings.keeping,
+            keep_bytes=settings.pages.keep_bytes,
+            park_bytes=settings.pages.park_bytes,
         )
         if self._send(offer):
             self._offered_bytes = offer.memory_bytes
@@ -153,6 +160,7 @@ class Agent:
             if prefetched is not None:
                 self._send(prefetched)
             self._handle_probe()
+            self._answer_page_asks()
 
     @property
     def _epoch(self) -> int:
@@ -184,6 +192,8 @@ class Agent:
                 raise PeerError(why)
             case epochs.Prefetch():
                 self._prefetch.order(message)
+            case epochs.AskPages() if len(self._page_asks) < 8:
+                self._page_asks.append(message)
             case epochs.MasterPulse():
                 self._at_rest = message.at_rest
 
@@ -236,7 +246,7 @@ class Agent:
         address, key = settings.control_address, settings.master_key
         timing = Timing(order.heartbeat_s, order.timeout_s, order.stall_s)
         listen, pack = listening_address(address), str(part.shards.path)
-        bootstrap = NodeBootstrap(order.rank, epoch, address, key, part.keys, timing, listen, pack=pack)
+        bootstrap = NodeBootstrap(order.rank, epoch, address, key, part.keys, timing, listen, pack)
         try:
             self._slot.start(bootstrap, order.planned_bytes)
         except ResourceError as error:
@@ -316,6 +326,21 @@ class Agent:
             self._say(SMALL_MTU)
         self._small_mtu = path == "small MTU"
 
+    def _answer_page_asks(self) -> None:
+        """Counts or deletes page files in a thread, for one AskPages at a time."""
+        found = self._counting.pop_result()
+        if found is not None:
+            number = self._page_asks.popleft().number
+            if isinstance(found, TpiedgeError):
+                self._send(epochs.PageFiles(0, number, 0, 0, 0, 0, sanitised_line(found)))
+            else:
+                kept, parked = found
+                counts = kept.pages, kept.nbytes, parked.pages, parked.nbytes
+                self._send(epochs.PageFiles(0, number, *counts, ""))
+        if self._page_asks and self._counting.idle:
+            clear, pages = self._page_asks[0].clear, self._settings.pages
+            self._counting.start(lambda _cancelled: pages.usage(clear=clear))
+
     def _send(self, message: Message) -> bool:
         """Returns False if the master takes nothing. Does not wait."""
         try:
@@ -333,3 +358,4 @@ class Agent:
         self._slot.close()
         self._fetching.close()
         self._prefetch.close()
+        self._counting.close()

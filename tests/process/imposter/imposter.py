@@ -178,6 +178,8 @@ class Imposter:
                 speed,
                 0.0,
                 Keeping(),
+                0,
+                0,
             )
         )
 

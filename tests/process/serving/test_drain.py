@@ -58,7 +58,7 @@ def test_drain_keeps_answer_exact_and_undo_restores_worker(clusters, tmp_path, h
     cluster.wait_ready(2)
     assert 0 < computed(cluster) < LONG, "prompt and answer were computed anew"
     wait_for(
-        lambda: not list(cluster.state.rglob("locker/*")), START_S
+        lambda: not list(cluster.state.rglob("pages/parked/*")), START_S
     )  # keys and values do not stay on disk
     wait_for(lambda: gone(node), START_S)
     assert bob.agent.is_running()

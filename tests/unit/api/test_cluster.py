@@ -20,7 +20,7 @@ MIB = 1 << 20
 MODEL = ServedModel("demo", 512, 0)
 STATS = Stats(
     1, 0, 300 * MIB, 90 * MIB, 2 * MIB, 0, 0, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0, 0, 0, 0, 0, 0.0, 0, 0, 64, 8, 0, 0,
-    10 * MIB, 16 * MIB,
+    10 * MIB, 16 * MIB, 0, 0, 0, 0, 0.0, 0.0, 0,
 )  # fmt: skip
 NODE = NodeStatus(
     "master",
@@ -103,15 +103,17 @@ def test_token_rate_is_measured_between_looks_of_one_epoch() -> None:
 
 
 @pytest.mark.parametrize(
-    ("spent_s", "rates"), [(0.0, (None, None)), (0.4, (None, None)), (2.0, (3 * MIB, MIB))]
+    ("spent_s", "rates"), [(0.0, (None,) * 4), (0.4, (None,) * 4), (2.0, (3 * MIB, MIB, 0, 2 * MIB))]
 )
 def test_machine_rates_are_measured_between_node_reports(
-    spent_s: float, rates: tuple[int | None, int | None]
+    spent_s: float, rates: tuple[int | None, ...]
 ) -> None:
-    moved = counted(NODE, spent_s, 1, disk_read_bytes=6 * MIB, bytes_sent=2 * MIB)
+    moved = counted(NODE, spent_s, 1, disk_read_bytes=6 * MIB, bytes_sent=2 * MIB, left_bytes=4 * MIB)
     for looks in ([(0.0, status(moved))], [(0.0, status(NODE)), (0.1, status(moved))]):
         (machine,) = picture(*looks)["machines"]
-        assert (machine["disk"]["read_bytes_per_s"], machine["sent_bytes_per_s"]) == rates
+        disk = machine["disk"]
+        pages = disk["kv_read_bytes_per_s"], disk["kv_written_bytes_per_s"]
+        assert (disk["read_bytes_per_s"], machine["sent_bytes_per_s"], *pages) == rates
 
 
 @pytest.mark.parametrize(
@@ -278,7 +280,7 @@ def test_cluster_json_keeps_its_field_names() -> None:
         (
             found["totals"],
             "running queued tokens_per_s drafted accepted kv_pages kv_pages_used finished failed cancelled refused "
-            "prompt_tokens cached_tokens tokens resumed paused_s cut",
+            "prompt_tokens cached_tokens brought_tokens tokens resumed paused_s cut",
         ),
         (
             machine,
@@ -291,7 +293,10 @@ def test_cluster_json_keeps_its_field_names() -> None:
             "budget_bytes planned_bytes pinned_bytes window_bytes kv_bytes kv_room_bytes kv_reserved_bytes "
             "program_bytes free_bytes peak_rss_bytes",
         ),
-        (machine["disk"], "held_bytes read_bytes_per_s spare_ranges why"),
+        (
+            machine["disk"],
+            "held_bytes read_bytes_per_s kv_read_bytes_per_s kv_written_bytes_per_s spare_ranges why",
+        ),
         (machine["fetching"], "done_bytes total_bytes bytes_per_s"),
         (machine["link"], "round_trip_s bytes_per_s"),
         (machine["links"][0], "name host round_trip_s"),

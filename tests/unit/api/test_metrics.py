@@ -44,6 +44,13 @@ STATS = Stats(
     accepted=13,
     window_bytes=4_000_000,
     kv_reserved_bytes=2_000_000,
+    brought_bytes=3_000_000,
+    left_bytes=1_000_000,
+    brought_pages=3,
+    left_pages=1,
+    bring_s=0.5,
+    leave_s=0.25,
+    evicted_pages=15,
 )
 
 
@@ -59,8 +66,9 @@ def page(status: ClusterStatus, model: str = "babbler") -> list[str]:
 
 
 def lines(*nodes: NodeStatus) -> list[str]:
-    totals = Totals(finished=4, failed=1, cancelled=2, prompt_tokens=30, cached_tokens=12, tokens=50, cut=3)
-    return page(ClusterStatus(True, "", nodes, queued=2, running=16, epoch=3, totals=totals))
+    totals = Totals(4, 1, 2, prompt_tokens=30, cached_tokens=12, brought_tokens=9, tokens=50, cut=3)
+    status = ClusterStatus(True, "", nodes, queued=2, running=16, epoch=3, totals=totals, keeps_context=True)
+    return page(status)
 
 
 def test_metrics_show_cluster_state_and_request_counts() -> None:
@@ -79,6 +87,8 @@ def test_metrics_show_cluster_state_and_request_counts() -> None:
         'tpiedge_requests_total{outcome="cancelled"} 2.0',
         "tpiedge_prompt_tokens_total 30.0",
         "tpiedge_cached_prompt_tokens_total 12.0",
+        "tpiedge_brought_prompt_tokens_total 9.0",
+        "tpiedge_keeps_context 1.0",
         "tpiedge_generated_tokens_total 50.0",
     ):
         assert line in found
@@ -90,6 +100,14 @@ def test_node_counters_are_exported_only_after_stats_arrive() -> None:
     for line in (
         f"tpiedge_node_disk_read_bytes_total{labels} 1.8446744073709552e+19",
         f"tpiedge_node_disk_reads_total{labels} 40.0",
+        f"tpiedge_node_disk_busy_seconds_total{labels} 2.5",
+        f"tpiedge_node_kv_brought_bytes_total{labels} 3e+06",
+        f"tpiedge_node_kv_brought_pages_total{labels} 3.0",
+        f"tpiedge_node_kv_bring_seconds_total{labels} 0.5",
+        f"tpiedge_node_kv_left_bytes_total{labels} 1e+06",
+        f"tpiedge_node_kv_left_pages_total{labels} 1.0",
+        f"tpiedge_node_kv_leave_seconds_total{labels} 0.25",
+        f"tpiedge_node_kv_evicted_pages_total{labels} 15.0",
         f"tpiedge_node_prefetch_hits_total{labels} 38.0",
         f"tpiedge_node_stall_seconds_total{labels} 0.125",
         f"tpiedge_node_attention_seconds_total{labels} 1.25",

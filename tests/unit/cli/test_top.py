@@ -18,7 +18,10 @@ MACHINE: dict[str, Any] = {
     **{"name": "w-12", "host": "attic", "rank": 1, "state": "serving", "why": "22 GB/s of weights"},
     **{"left_out_s": 0, "silent_s": 0, "share": {"heads": 0.333, "ffn": 0.5}, "fetching": None, "links": []},
     "memory": {"budget_bytes": 2_000_000_000, "planned_bytes": 500_000_000},
-    "disk": {"held_bytes": 2_700_000, "read_bytes_per_s": None, "why": ""},
+    "disk": {
+        **{"held_bytes": 2_700_000, "read_bytes_per_s": None, "why": ""},
+        **{"kv_read_bytes_per_s": None, "kv_written_bytes_per_s": None},
+    },
     "link": {"round_trip_s": 0.0014, "bytes_per_s": 30_000_000},
     "step": {"compute_s": 0.006, "wait_s": 0.002, "network_s": 0.002, "disk_s": 0.0},
 }
@@ -86,6 +89,10 @@ def test_request_rows_event_lines_and_notes_are_formatted() -> None:
         "cmpl-1 paused for 2.0 s: attic was lost",
         "laptop (192.0.2.7) waits to join: tpiedge nodes approve CODE, with the code on its screen",
     ]
+    moves = MACHINE | {"disk": {"kv_read_bytes_per_s": 1_500_000_000, "kv_written_bytes_per_s": 0}}
+    assert list(
+        top.notes(PICTURE | {"machines": [moves], "requests": [], "waiting": []}, {"w-12": "attic"})
+    ) == ["attic: KV pages 1.5 GB/s from disk, 0 B/s to disk"]
     assert top.event_line(EVENT, NOON.date()) == "12:00:07 attic was lost: silent for 1.6 s"
     assert top.event_line(EVENT, date(2026, 3, 6)) == "2026-03-05 12:00:07 attic was lost: silent for 1.6 s"
     plain = EVENT | {"kind": "serving", "machine": "", "detail": ""}

@@ -6,14 +6,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tpiedge.engine.batcher import Batch, Batcher
+from tpiedge.engine.paging import Disk
 from tpiedge.engine.sequence import RunningSequence, StepPiece
 from tpiedge.engine.step_cost import StepCost
-from tpiedge.kv.pages import PagePool
+from tpiedge.kv.pages import NameKeys, PagePool
 from tpiedge.wire.data import Segment
 from tpiedge.wire.fields import MAX_PAGES
 from tpiedge.wire.requests import GenerationRequest
 
 SIZE = 4
+KEYS = NameKeys(b"key", b"key")
 
 Model = Callable[[Sequence[int]], int]
 
@@ -97,20 +99,25 @@ class Engine:
         cost: StepCost | None = None,
         model: Model = wandering,
         short_tokens: int = 1 << 20,
+        keys: NameKeys = KEYS,
+        disk: Disk | None = None,
     ) -> None:
-        self.pool = PagePool(pages, size, b"key", grain)
-        self.batcher = Batcher(self.pool, step_tokens, sequences, speculate, short_tokens)
+        self.pool = PagePool(pages, size, keys, grain)
+        self.batcher = Batcher(self.pool, step_tokens, sequences, speculate, short_tokens, disk)
         self.short_tokens = short_tokens
         self.batcher.cost = self.cost = cost or self.batcher.cost
         self.node = Node(pages, size)
         self.model = model
         self.step_tokens, self.sequences = step_tokens, sequences
         self.ended: list[RunningSequence] = []
+        self.count = 0
 
     def add(
         self, ids: Sequence[int], max_tokens: int = 4, *, keep: bool = True, scores: bool = False
     ) -> RunningSequence:
-        request = GenerationRequest("r", tuple(ids), max_tokens, keep_prefix=keep, prompt_scores=scores)
+        self.count += 1
+        name = f"r{self.count}"
+        request = GenerationRequest(name, tuple(ids), max_tokens, keep_prefix=keep, prompt_scores=scores)
         return self.batcher.add(request)
 
     def plan(self) -> Batch:
@@ -292,14 +299,14 @@ def test_request_without_prefix_caching_shares_no_pages(scores: bool) -> None:
         assert lengths(batch) == [9]
         assert batch.segments[0].wanted == (9 if scores else 1)
         assert one.cached == 0
-    assert engine.pool.find([*range(9)]) == []
+    assert engine.pool.find(engine.pool.names([*range(8)], engine.pool.scope_name(""))) == []
 
 
 def test_answers_and_prompts_share_a_step() -> None:
     engine = Engine(64, cost=cost_of((1, 1.0), (32, 4.0), (64, 8.0)))
     first = engine.add([1, 2, 3], 9)
     alone = engine.step()
-    assert (alone.lone, alone.decode_tokens) == ("r", 0)
+    assert (alone.lone, alone.decode_tokens) == ("r1", 0)
     second = engine.add([*range(100, 200)], 2)
     batch = engine.step()
     assert sequences_of(batch) == [first, second]

@@ -8,8 +8,7 @@ from tpiedge.wire.requests import GenerationRequest
 
 
 class World(Engine):
-    """A model whose answers continue 1, 2, 3, ... from the prompt's last token on. Pages may be of an earlier epoch,
-    whose tokens no node remembers."""
+    """A model whose answers continue 1, 2, 3, ... from the prompt's last token on."""
 
     def __init__(self, pages: int = 8, sequences: int = 3, speculate: int = 0, step_tokens: int = 16) -> None:
         super().__init__(
@@ -29,8 +28,7 @@ class World(Engine):
         for piece in batch.pieces if batch else ():
             self.decide(piece)
         running, waiting = self.running, self.batcher.sequences[len(self.running) :]
-        restored = [one.restored for one in waiting if one.restored is not None]
-        assert self.pool.held == len({page for one in (*running, *restored) for page in one.pages})
+        assert self.pool.held == len({page for one in running for page in one.pages})
         assert len({one.slot for one in running}) == len(running)
         assert all(one.done <= len(one.pages) * PAGE for one in running)
         assert not any(one.pages for one in waiting)

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from tpiedge.errors import DiskFull, UserError
-from tpiedge.host.private_file import check_folder
+from tpiedge.host.private_file import check_folder, kept_secret
 
 WITHIN = ("packs", "hub")
 
@@ -81,3 +81,24 @@ def test_inode_exhaustion_has_its_own_error(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(Full, "f_bavail", 1)
     monkeypatch.setattr(Full, "f_files", 0)
     assert "no space left" in str(DiskFull.at(new)), "some file systems do not count inodes"
+
+
+def test_kept_secret_is_made_once_for_its_owner_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "master"
+    secret = kept_secret(folder)
+    assert len(secret) == 32
+    assert kept_secret(folder) == secret != kept_secret(tmp_path / "another")
+    (path,) = folder.iterdir()
+    assert path.stat().st_mode & 0o777 == 0o600
+    path.chmod(0o640)
+    with pytest.raises(UserError, match="can be read or changed by other users"):
+        kept_secret(folder)
+
+
+@pytest.mark.parametrize("text", ["{}", '{"secret": "ab"}', '{"secret": 1}', "x"])
+def test_damaged_kept_secret_is_refused(tmp_path: Path, text: str) -> None:
+    kept_secret(tmp_path)
+    (path,) = tmp_path.iterdir()
+    path.write_text(text)
+    with pytest.raises(UserError, match="is damaged"):
+        kept_secret(tmp_path)

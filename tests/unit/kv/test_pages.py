@@ -6,43 +6,53 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tpiedge.errors import InternalError
-from tpiedge.kv.pages import PagePool, usual_grain
+from tpiedge.kv.pages import NameKeys, PagePool, usual_grain
 
 SIZE = 4
 PAGES = 6
+KEYS = NameKeys(b"key", b"key")
 
 
 def make(pages: int = PAGES) -> PagePool:
-    return PagePool(pages, SIZE, b"key")
+    return PagePool(pages, SIZE, KEYS)
 
 
 def filled(pool: PagePool, ids: list[int], scope: str = "") -> list[int]:
     pages, before = [], pool.scope_name(scope)
     for start in range(0, len(ids) - SIZE + 1, SIZE):
         pages.append(pool.allocate())
-        before = pool.publish(pages[-1], before, ids[start : start + SIZE])
+        before = pool.name_of(before, ids[start : start + SIZE])
+        pool.publish(pages[-1], before)
     return pages
+
+
+def find(pool: PagePool, ids: list[int], scope: str = "") -> list[int]:
+    return pool.find(pool.names(ids[:-1], pool.scope_name(scope)))
 
 
 def test_shared_prefix_pages_are_found_except_the_last_position() -> None:
     pool = make()
     pages = filled(pool, [1, 2, 3, 4, 5, 6, 7, 8])
-    assert pool.find([1, 2, 3, 4, 5, 6, 7, 8, 9]) == pages
-    assert pool.find([1, 2, 3, 4, 5, 6, 7, 8]) == pages[:1]
-    assert pool.find([1, 2, 3, 4, 5, 6, 7, 7, 9]) == pages[:1]
-    assert pool.find([5, 6, 7, 8, 9]) == [], "the same tokens after other ones are another page"
+    assert find(pool, [1, 2, 3, 4, 5, 6, 7, 8, 9]) == pages
+    assert find(pool, [1, 2, 3, 4, 5, 6, 7, 8]) == pages[:1]
+    assert find(pool, [1, 2, 3, 4, 5, 6, 7, 7, 9]) == pages[:1]
+    assert find(pool, [5, 6, 7, 8, 9]) == [], "the same tokens after other ones are another page"
 
 
 def test_cached_page_is_found_only_in_its_scope() -> None:
     pool = make()
     text = [1, 2, 3, 4, 5, 6, 7, 8, 9]
     pages = filled(pool, text, "a")
-    assert pool.find(text, "a") == pages
-    assert pool.find(text, "b") == pool.find(text) == []
+    assert find(pool, text, "a") == pages
+    assert find(pool, text, "b") == find(pool, text) == []
     own = filled(pool, text[:5], "b")
-    assert pool.find(text, "b") == own != pages[:1]
+    assert find(pool, text, "b") == own != pages[:1]
     scopes = ["", "a", "b", "ab", *map(chr, pool.scope_name("a"))]
-    names = [name for scope in scopes for name in (pool.scope_name(scope), *pool.names(text, scope))]
+    names = [
+        name
+        for scope in scopes
+        for name in (pool.scope_name(scope), *pool.names(text, pool.scope_name(scope)))
+    ]
     assert len(set(names)) == 3 * len(set(scopes)), "no scope's name is that of a page, or of another scope"
 
 
@@ -88,14 +98,14 @@ class Ledger(RuleBasedStateMachine):
         private = sorted(page for page in +self.counts if page not in self.texts)
         if private:
             page, text = data.draw(st.sampled_from(private)), (first, *range(1, SIZE))
-            self.pool.publish(page, self.pool.scope_name(""), text)
+            self.pool.publish(page, self.name(text))
             if text not in self.texts.values():
                 self.texts[page] = text
 
     @rule(first=st.integers(0, 3))
     def share(self, first: int) -> None:
         text = (first, *range(1, SIZE))
-        found = self.pool.find([*text, 0])
+        found = self.pool.find([self.name(text)])
         assert found == [page for page, own in self.texts.items() if own == text]
         assert self.pool.idle_among(found) == sum(page in self.idle for page in found)
         for page in found:
@@ -132,6 +142,9 @@ class Ledger(RuleBasedStateMachine):
         assert self.pool.discarded(most) == tuple(told)
         assert not set(told) & set(+self.counts)
 
+    def name(self, text: tuple[int, ...]) -> bytes:
+        return self.pool.name_of(self.pool.scope_name(""), text)
+
     def _evict(self) -> int:
         page = self.idle.pop(0)
         del self.texts[page]
@@ -153,21 +166,49 @@ TestLedger.settings = settings(max_examples=150, stateful_step_count=40, deadlin
 
 def test_page_names_depend_on_key_and_preceding_tokens() -> None:
     pool = make()
-    names = [*pool.names([1, 2, 3, 4, 5, 6, 7, 8, 9])]
+    text, before = [1, 2, 3, 4, 5, 6, 7, 8, 9], pool.scope_name("")
+    names = [*pool.names(text, before)]
     assert len(names) == 2
-    assert names == [pool.name_of(pool.scope_name(""), [1, 2, 3, 4]), pool.name_of(names[0], [5, 6, 7, 8])]
-    other = PagePool(PAGES, SIZE, b"another key")
-    assert not set(other.names([1, 2, 3, 4, 5, 6, 7, 8])) & set(names)
+    assert names == [pool.name_of(before, [1, 2, 3, 4]), pool.name_of(names[0], [5, 6, 7, 8])]
+    for keys in (NameKeys(b"another key", b"key"), NameKeys(b"another key", b"another key")):
+        other = PagePool(PAGES, SIZE, keys)
+        assert not set(other.names(text, other.scope_name(""))) & set(names)
+
+
+def test_own_names_do_not_depend_on_the_split_and_are_those_of_no_scope() -> None:
+    pools = [PagePool(PAGES, SIZE, NameKeys(split, b"own")) for split in (b"a split", b"another", b"own")]
+    assert [pool.keys.split_shows for pool in pools] == [True, True, False]
+    assert len({pool.scope_name("one", own=True) for pool in pools}) == 1
+    assert len({pool.scope_name("one") for pool in pools}) == 3
+    assert pools[2].scope_name("one") != pools[2].scope_name("one", own=True)
+
+
+def test_partial_pages_have_names_of_their_first_tokens() -> None:
+    pool = make()
+    before = pool.scope_name("")
+    names = [pool.name_of(before, [7, 8, 9][:count]) for count in (1, 2, 3)]
+    for text in ([7, 8, 9], [7, 8, 9, 10], [7, 8, 9, 10, 11]):
+        assert [*pool.partial_names(text, before)] == names
+    assert [*pool.partial_names([], before)] == []
+
+
+def test_unpublished_page_becomes_blank() -> None:
+    pool = make(2)
+    pages = filled(pool, [1] * 8)
+    pool.unpublish(pages[1:])
+    assert find(pool, [1] * 9) == pages[:1]
+    pool.give_back(pages)
+    assert pool.allocate() == pages[1], "blank pages come before idle ones"
 
 
 def test_memory_shrinks_only_after_a_drop_of_two_grains() -> None:
-    pool = PagePool(100, SIZE, b"key", 10)
+    pool = PagePool(100, SIZE, KEYS, 10)
     assert [pool.bound(needed) for needed in (50, 41, 31, 30)] == [50, 50, 50, 30]
 
 
 @given(st.integers(1, 300), st.integers(1, 400), st.lists(st.integers(0, 300), max_size=30))
 def test_memory_bound_covers_the_need_with_little_excess(pages: int, grain: int, needs: list[int]) -> None:
-    pool = PagePool(pages, SIZE, b"key", grain)
+    pool = PagePool(pages, SIZE, KEYS, grain)
     for needed in needs:
         held = pool.bound(min(needed, pages))
         assert min(needed, pages) <= held <= pages

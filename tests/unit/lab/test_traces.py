@@ -76,6 +76,8 @@ EVENTS = (
     TraceEvent("compute", "ffn", 6.0, 8.0, 0, 2),
     TraceEvent("travel", "ffn", 5.0, 7.0, 0, 2),
     TraceEvent("travel", "ffn", 6.5, 7.5, 0, 2),  # at the same time as the other: counts once
+    TraceEvent("bring", "page", 7.0, 7.5, nbytes=70),
+    TraceEvent("leave", "page", 7.5, 7.75, nbytes=70),
 )
 TRACE = traces.Trace({0: EVENTS, 2: (TraceEvent("compute", "ffn", 2.0, 3.0, 0, 2),)}, {0: 7})
 
@@ -86,11 +88,14 @@ def test_trace_is_summarised_per_node() -> None:
     zero, two = traces.summarize(TRACE, 0.0, 8.0)
     assert zero == traces.NodeSummary(
         rank=0,
-        busy_s={"compute": 4.0, "reduce": 1.0, "load": 6.0, "wait": 1.5, "travel": 2.5},
+        busy_s={
+            **{"compute": 4.0, "reduce": 1.0, "load": 6.0, "wait": 1.5, "travel": 2.5},
+            **{"bring": 0.5, "leave": 0.25},
+        },
         load_during_s={"compute": 2.0, "reduce": 1.0, "wait": 1.5},
         travel_during_compute_s=1.5,
         read_bytes=150,
-        events=8,
+        events=10,
         dropped=7,
     )
     assert zero.hidden_percent == pytest.approx(75)

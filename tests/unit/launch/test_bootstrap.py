@@ -28,7 +28,7 @@ def test_bootstrap_lines_round_trip() -> None:
 
 
 def test_bootstrap_path_need_not_be_unicode() -> None:
-    odd = replace(BOOTSTRAP, pack="/srv/mod\udcffles", snapshots="/tmp/\udc80")
+    odd = replace(BOOTSTRAP, pack="/srv/mod\udcffles", pages="/tmp/\udc80")
     assert from_line(to_line(odd), NodeBootstrap) == odd
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from tests.fakes.inprocess import InProcessSpoke
+from tpiedge.kv.page_folder import PageFolder
 from tpiedge.launch.bootstrap import control_name
 from tpiedge.planner.network import listens
 from tpiedge.transport.keys import CurveKeys
@@ -19,13 +20,14 @@ if TYPE_CHECKING:
 
 
 STATS = control.Stats(
-    1, 0, 1, 1, 1, 1, 1, 1, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1, 1, 1, 1, 1, 0.0, 0, 0, 1, 1, 0, 0, 1, 1
-)
+    1, 0, 1, 1, 1, 1, 1, 1, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1, 1, 1, 1, 1, 0.0, 0, 0, 1, 1, 0, 0, 1, 1,
+    0, 0, 0, 0, 0.0, 0.0, 0,
+)  # fmt: skip
 
 
 def offer(nonce: int = 1, memory_bytes: int = 1 << 30, threads: int = 2) -> epochs.Offer:
     speed = epochs.Capacity(1e9, 2e9)
-    return epochs.Offer(0, "pi", nonce, "avx2", threads, memory_bytes, 1, speed, 0.0, Keeping())
+    return epochs.Offer(0, "pi", nonce, "avx2", threads, memory_bytes, 1, speed, 0.0, Keeping(), 0, 0)
 
 
 class FakeRankZero:
@@ -38,6 +40,7 @@ class FakeRankZero:
         self.cause: str | None = None
         self.refusal: Exception | None = None  # why no process can be started
         self.memory_bytes = self.usable_bytes = 1 << 40
+        self.pages = PageFolder(Path("pages"))
 
     def weigh(self) -> None:
         return
@@ -163,9 +166,9 @@ class FakeNode(_Player):
         self.loads = story.loads
         self.joined = False
         self.size = 1
-        #: Whether it answers a Halt at once, and how many pages it says it leaves.
+        #: Whether it answers a Halt at once, and which pages it says it parked.
         self.halts = True
-        self.saved = 5
+        self.parked = b"n" * 16
         #: How far it is, as its heartbeats and its measurements tell.
         self.step = self.block = self.bytes_read = 0
         self.compute_s = 0.0
@@ -192,11 +195,8 @@ class FakeNode(_Player):
             case control.AskStats():
                 self.say(self.stats())
             case control.Halt(following=following) if self.halts:
-                self.say(
-                    control.Halted(
-                        self.epoch, self.rank, following, self.saved, "" if self.saved else "no room"
-                    )
-                )
+                why = "" if self.parked else "no room"
+                self.say(control.Halted(self.epoch, self.rank, following, self.parked, why))
             case control.Shutdown():
                 self.frozen = True
 

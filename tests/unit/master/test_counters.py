@@ -37,7 +37,7 @@ def test_old_counters_are_not_used_for_rates() -> None:
     assert log.counted(3600.0) == Counted(after(STATS, 12), after(STATS, 12), 0.0)
 
 
-_NOTHING = Stats(1, 0, *([0] * 6), *([0.0] * 6), 0, 0, 0, 0, 0, 0.0, *([0] * 8))
+_NOTHING = Stats(1, 0, *([0] * 6), *([0.0] * 6), 0, 0, 0, 0, 0, 0.0, *([0] * 15))
 
 
 class Nodes:

@@ -31,23 +31,23 @@ def test_rank_0_halts_and_next_nodes_get_its_kv_snapshot(trio: Story) -> None:
     running, before = ask(trio), trio.root
     drain(trio)
     # Head 2 was on w-2, and is from now on head 1's neighbour there: w-1's head comes by rank 0.
-    halt = Halt(before.epoch, trio.epoch, ((0, 1), (0, 0), (0, 0)), (), ((1, 1),))
+    halt = Halt(before.epoch, trio.epoch, ((1, 1),))
     assert only(before, Halt) == halt
     assert before.heard.index(halt) < before.heard.index(Shutdown(before.epoch))
     for rank in (0, 1):
         told = only(trio.nodes[rank, trio.epoch], Assign)
-        assert told.snapshot == KVSnapshot(before.epoch, 5, True, ((1, 1),))
+        assert told.snapshot == KVSnapshot(before.parked, ((1, 1),))
     assert paused(running) == "switching to a new plan"
     assert trio.root.order().answer_ids == (5,)
 
 
-@pytest.mark.parametrize("saved", [0, 5])
-def test_next_nodes_get_no_kv_snapshot_if_none_was_saved(trio: Story, saved: int, caplog) -> None:
+@pytest.mark.parametrize("parked", [b"", b"n" * 32])
+def test_next_nodes_get_no_kv_snapshot_if_none_was_saved(trio: Story, parked: bytes, caplog) -> None:
     ask(trio)
-    trio.root.saved = saved
+    trio.root.parked = parked
     drain(trio)
-    assert (only(trio.root, Assign).snapshot is None) == (saved == 0)
-    assert ("KV cache was not saved: no room" in caplog.text) == (saved == 0)
+    assert (only(trio.root, Assign).snapshot is None) == (not parked)
+    assert ("KV cache was not saved: no room" in caplog.text) == (not parked)
 
 
 def test_answer_reports_a_pause_while_halting_takes_long(trio: Story) -> None:
@@ -88,11 +88,11 @@ def test_rank_0_resumes_when_the_plan_is_dropped(trio: Story) -> None:
     assert kinds == [Halt, Resume]
     assert trio.root is before
     # The answer to the first Halt comes too late and does not answer the second.
-    before.say(Halted(before.epoch, 0, before.epoch + 1, 5, ""))
+    before.say(Halted(before.epoch, 0, before.epoch + 1, b"1" * 16, ""))
     drain(trio)
     assert before.count(Halt) == 2
     assert before.count(Shutdown) == 0
-    before.say(Halted(before.epoch, 0, before.epoch + 2, 7, ""))
+    before.say(Halted(before.epoch, 0, before.epoch + 2, b"2" * 16, ""))
     trio.settle()
-    assert only(trio.root, Assign).snapshot.pages == 7
+    assert only(trio.root, Assign).snapshot.names == b"2" * 16
     assert not running.unwanted

@@ -9,7 +9,7 @@ from tpiedge.master.assignments import Assignment
 from tpiedge.master.reconciler import NotServing
 from tpiedge.planner.capacity import MOST_MACHINES
 from tpiedge.wire.control import AskStats, Cancel, Generate, StepSpans
-from tpiedge.wire.epochs import Release
+from tpiedge.wire.epochs import AskPages, PageFiles, Release
 from tpiedge.wire.requests import GenerationRequest, Sampling
 
 
@@ -48,6 +48,43 @@ def test_workers_beyond_the_plan_limit_are_spare(story: Story) -> None:
     assert len(story.planned[-1]) == MOST_MACHINES - 1
     story.settle()
     assert story.worker(f"w-{MOST_MACHINES}").spare == "too many"
+
+
+def keeping(*machines: str, but: str = "") -> tuple[Assignment, ...]:
+    return tuple(replace(one, keeps=one.machine != but) for one in assignments_of(*machines))
+
+
+@pytest.mark.parametrize("but", ["", "w-1"])
+def test_status_says_whether_every_machine_keeps_context(story: Story, but: str) -> None:
+    story.plan = lambda machines: keeping(*(one.name for one in machines), but=but or "none")
+    two_machines(story)
+    status = story.master.status
+    assert status.keeps_context != bool(but)
+    assert ("on pi with --keep-context" in status.not_kept) == bool(but)
+    assert status.not_parked == ""
+
+
+def test_page_files_of_present_machines_are_asked_for(story: Story) -> None:
+    agents = [story.join(name) for name in ("w-1", "w-2")]
+    story.settle()
+    asked, again = story.master.ask_pages(clear=True), story.master.ask_pages(clear=False)
+    story.turn()
+    first, second = asked.result(0), again.result(0)
+    assert set(first) == set(second) == {"w-1", "w-2"}
+    orders = [[one for one in agent.heard if isinstance(one, AskPages)] for agent in agents]
+    assert orders[0] == orders[1] == [AskPages(0, 1, True), AskPages(0, 2, False)]
+    answer = PageFiles(0, 2, 3, 4096, 0, 0, "")
+    agents[0].say(answer)
+    agents[0].say(answer)  # once too often
+    agents[1].say(PageFiles(0, 7, 3, 4096, 0, 0, ""))  # an answer without a question
+    story.turn()
+    assert second["w-1"].result(0) == answer
+    assert not any(one.done() for one in (*first.values(), second["w-2"]))
+    assert story.worker().state == "ready", "neither breaks the protocol"
+    del first, second, asked, again
+    agents[1].say(PageFiles(0, 1, 3, 4096, 0, 0, ""))  # its caller has given up
+    story.turn()
+    assert story.worker("w-2").state == "ready"
 
 
 GIB = 1 << 30

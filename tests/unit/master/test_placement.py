@@ -98,6 +98,17 @@ def test_quantised_model_excludes_machine_without_native_kernels() -> None:
     assert len(arranged(placement()((able, lacking), ())).assignments) == 3
 
 
+def test_plan_says_which_machines_give_disk_space_to_pages() -> None:
+    keeps, parks = machine("w-1"), machine("w-2")
+    keeps = replace(keeps, offer=structs.replace(keeps.offer, keep_bytes=1))
+    parks = replace(parks, offer=structs.replace(parks.offer, park_bytes=1))
+    found = arranged(placement(min_workers=2)((keeps, parks), ())).assignments
+    assert [(one.keeps, one.parks) for one in found] == [(False, False), (True, False), (False, True)]
+    own = replace(placement().own(), keeps=True, parks=True)
+    (alone,) = arranged(replace(placement(), own=lambda: own)((), ())).assignments
+    assert (alone.keeps, alone.parks) == (True, True)
+
+
 def test_a_machine_on_a_slow_link_gets_no_part() -> None:
     found = arranged(placement()((machine(link=LinkSpeed(1.0, 1e3)),), ()))
     assert len(found.assignments) == 1

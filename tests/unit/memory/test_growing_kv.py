@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tpiedge.kv.pages import PagePool
+from tpiedge.kv.pages import NameKeys, PagePool
 from tpiedge.memory.residency import Drop, Instruction, Read, Residency, smallest_ring
 from tpiedge.memory.sweep import Placement, SparePins, place
 
@@ -31,7 +31,7 @@ class Device:
         self.budget = room + capacity * layers * POSITION_BYTES
         self.kv_bytes = capacity * layers * POSITION_BYTES
         self.spare = SparePins(sizes, found)
-        self.pool = PagePool(capacity, 1, b"key", grain)
+        self.pool = PagePool(capacity, 1, NameKeys(b"key", b"key"), grain)
         self.pages = 0  # in memory, of one position each
         self.written = [0] * layers
         self.sizes = sizes

@@ -8,6 +8,7 @@ import pytest
 
 from tpiedge.errors import ReadFault
 from tpiedge.memory.arena import Arena
+from tpiedge.memory.disk import DiskQueue
 from tpiedge.memory.reader import DirectFile, DirectReader
 
 SIZE = 64 * 4096
@@ -29,7 +30,7 @@ def read_all(path: Path, *, direct: bool = True) -> bytes:
     arena = Arena(SIZE)
     into = arena.buffer(0, SIZE)
     quarter = SIZE // 4
-    with DirectReader(3) as reader, DirectFile(path, direct=direct) as file:
+    with DirectReader(DiskQueue(3)) as reader, DirectFile(path, direct=direct) as file:
         read = [reader.submit(file, at, into[at : at + quarter]) for at in range(0, SIZE, quarter)]
         assert sum(job.result() for job in read) == reader.bytes_read == SIZE
     return bytes(into)

@@ -27,7 +27,7 @@ def stream(make_pack: MakePack) -> Iterator[Callable[..., NodeWeights]]:
     yield make
     for weights in made:
         weights.close()
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("tpiedge-read")]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("tpiedge-disk")]
 
 
 def sweep_through(weights: NodeWeights) -> list[torch.Tensor]:
@@ -45,6 +45,7 @@ def test_every_sweep_brings_the_same_bytes(make_pack: MakePack, stream: Callable
     expected = sweep_through(whole)
     for _ in range(3):
         assert all(map(torch.equal, sweep_through(streamed), expected))
+    assert streamed.disk_busy_s > 0
     whole.close()
 
 

@@ -11,6 +11,7 @@ from tests.unit.pack.stored import flip
 from tpiedge.errors import IntegrityError, InternalError, ReadFault, UserError
 from tpiedge.lab.random_weights import random_rows, random_vector
 from tpiedge.memory.arena import DTYPES
+from tpiedge.memory.disk import DiskQueue
 from tpiedge.memory.loader import EmbeddingTable, _last_of
 from tpiedge.memory.residency import smallest_ring
 from tpiedge.memory.sweep import Block, Placement, Sweep, place
@@ -78,16 +79,24 @@ def test_empty_attention_share_has_no_matrices(make_pack: MakePack, load: Callab
     assert weights.weight_bytes == sum(weights._pack.share_bytes(layer, share) for layer in (0, 1))
 
 
-def test_weight_and_disk_bytes_are_counted(make_pack: MakePack, load: Callable[..., NodeWeights]) -> None:
+def test_weight_and_disk_bytes_are_counted_without_pages(
+    make_pack: MakePack, load: Callable[..., NodeWeights]
+) -> None:
     pack = make_pack(Precision.BF16)
     seen: list[tuple[int, int]] = []
-    weights = load(pack, rank0=True, progress=lambda *at: seen.append(at))
+    disk = DiskQueue()
+    weights = load(pack, rank0=True, progress=lambda *at: seen.append(at), disk=disk)
     expected = pack.layout(0).nbytes + pack.layout(1).nbytes + pack.layout("head").nbytes
-    assert weights.weight_bytes == weights.bytes_read == expected
+    assert weights.weight_bytes == disk.moved_bytes == expected
     assert seen[-1] == (expected, expected)
-    assert weights.disk_read_bytes == 0
+    assert disk.used("weights").busy_s > 0
+    assert disk.submit("bring", 9, lambda: 9).result(DEADLINE_S) == 9
+    assert (weights.disk_read_bytes, weights.disk_busy_s) == (0, 0.0)
     weights.embedding_rows([3, 1002, 3])
     assert weights.disk_read_bytes == 3 * 60 * 2
+    weights.close()
+    with pytest.raises(InternalError, match="closed before the job began"):
+        disk.submit("bring", 9, lambda: 9).result(DEADLINE_S)
 
 
 @pytest.mark.parametrize("precision", list(DTYPES))
@@ -223,7 +232,7 @@ def test_piece_fails_if_any_of_its_reads_fails() -> None:
     assert seen == [fault]
 
 
-SWEEPS = 3
+SWEEPS, DEADLINE_S = 3, 10.0
 
 
 def test_reads_and_waits_are_traced(make_pack: MakePack, tmp_path: Path) -> None:

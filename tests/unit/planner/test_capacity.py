@@ -85,6 +85,16 @@ def test_spare_reason_gives_predicted_times():
     assert reasons(machines)["laptop"] == "3.2 GB/s of weights; computes 100% of the layers"
 
 
+@pytest.mark.parametrize("consent", ["keeps", "parks"])
+def test_pages_on_their_way_to_the_disk_need_memory(consent: str):
+    without, given = (
+        node_need(MODEL, 1, MODEL.shape.whole, one)
+        for one in (worker("pi", GIB), replace(worker("pi", GIB), **{consent: True}))
+    )
+    pages = 2 * sum(heads * nbytes for heads, nbytes in MODEL.kv.items())
+    assert given.total_bytes - without.total_bytes == pages > 0
+
+
 def test_min_workers_are_waited_for():
     found = allocate(MODEL, [MASTER, worker("pi", GIB)], min_workers=2)
     assert found == Infeasible("1 more worker needed (--min-workers 2)")

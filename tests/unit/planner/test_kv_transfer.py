@@ -37,13 +37,13 @@ def pairs(heads: int) -> st.SearchStrategy[tuple[list[KVHolder], list[KVHolder]]
 def test_planned_moves_give_each_node_its_heads_once(both: tuple[list[KVHolder], list[KVHolder]]) -> None:
     old, new = both
     found = plan_moves(old, new)
-    kept = {one.machine: units(heads) for one, heads in zip(old, found.kept, strict=True)}
-    at_0 = kept[""] | set(found.stored) | {head for _, head in found.gathered}
+    parked = {one.machine: units(one.heads) for one in old}
+    at_0 = parked[""] | {head for _, head in found.gathered}
     for rank, one in enumerate(new):
         came = [head for to, head in found.scattered if to == rank]
-        here = kept.get(one.machine, set()) if rank else at_0
+        here = parked.get(one.machine, set()) if rank else at_0
         assert len(came) == len(set(came))
-        assert not set(came) & kept.get(one.machine, set())
+        assert not set(came) & parked.get(one.machine, set())
         assert units(one.heads) <= set(came) | here
         assert set(came) <= at_0
     for rank, head in found.gathered:
@@ -51,8 +51,6 @@ def test_planned_moves_give_each_node_its_heads_once(both: tuple[list[KVHolder],
         assert head in units(old[rank].heads)
         assert head not in units(old[0].heads)
     assert len({head for _, head in found.gathered}) == len(found.gathered)
-    for one, heads in zip(old, found.kept, strict=True):
-        assert units(heads) <= units(one.heads)
 
 
 def holders(*plan: tuple[str, int, int], link: float = 1e6) -> Sequence[KVHolder]:
@@ -62,10 +60,10 @@ def holders(*plan: tuple[str, int, int], link: float = 1e6) -> Sequence[KVHolder
 @pytest.mark.parametrize(
     ("old", "new", "seconds"),
     [
-        # A head goes to a machine that joins, over one link; three heads are written and read on the master's.
-        ([("", 0, 4)], [("", 0, 3), ("ann", 3, 4)], 1.0 + 2 * 4 * 1e6 / 200e6),
+        # A head goes to a machine that joins, over one link; the master's writes four heads and reads three.
+        ([("", 0, 4)], [("", 0, 3), ("ann", 3, 4)], 1.0 + (4 + 3) * 1e6 / 200e6),
         # From ann by the master to bob: two links.
-        ([("", 0, 1), ("ann", 1, 2)], [("", 0, 1), ("bob", 1, 2)], 2.0 + 2 * 2 * 1e6 / 200e6),
+        ([("", 0, 1), ("ann", 1, 2)], [("", 0, 1), ("bob", 1, 2)], 2.0 + (2 + 1) * 1e6 / 200e6),
         ([("", 0, 1), ("ann", 1, 2)], [("", 0, 1), ("ann", 1, 2)], 2 * 1e6 / 200e6),
     ],
 )

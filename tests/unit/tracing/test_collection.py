@@ -63,7 +63,7 @@ def test_trace_file_follows_perfetto_format(tmp_path: Path) -> None:
     processes = {r["pid"]: r["args"]["name"] for r in records if r["name"] == "process_name"}
     assert processes == {1: "node 0", 2: "node 1"}
     threads = {r["tid"]: (r["pid"], r["args"]["name"]) for r in records if r["name"] == "thread_name"}
-    lanes = ["compute", "load", "reduce", "travel", "wait"]
+    lanes = ["bring", "compute", "leave", "load", "reduce", "travel", "wait"]
     assert sorted(threads.values()) == sorted(
         [*((pid, lane) for pid in (1, 2) for lane in lanes), (1, "load 2")]
     )

@@ -6,14 +6,18 @@ from tests.unit.wire.golden import FIXED, MESSAGES, REQUEST, padded
 from tpiedge.errors import ProtocolError
 from tpiedge.wire.codec import FLAT_MARK, PROTOCOL, TAGS, decode, encode
 from tpiedge.wire.control import Generate, Shutdown
-from tpiedge.wire.data import Segment, StepPlan, TableChange
+from tpiedge.wire.data import PageOrder, PageOrders, Segment, StepPlan, TableChange
 from tpiedge.wire.fields import (
     MAX_ANSWER_TOKENS,
+    MAX_ARRAY,
     MAX_GRAMMAR,
+    MAX_MOVES,
+    MAX_NAMED_PAGES,
     MAX_PAGES,
     MAX_PROMPT_TOKENS,
     MAX_SEGMENTS,
     MAX_TENSOR_HEADER,
+    NAME_BYTES,
     Message,
 )
 from tpiedge.wire.join import JOIN_TAGS, Enrol
@@ -47,6 +51,20 @@ def test_the_longest_plan_fits_the_tensor_plane() -> None:
     tables = (TableChange(most, most, (most,) * MAX_PAGES, most),)
     plan = StepPlan(1, 2**64 - 1, segments, most, most, tables=tables)
     assert decode(encode(plan, MAX_TENSOR_HEADER)) == plan
+
+
+def test_the_most_page_orders_fit_the_tensor_plane() -> None:
+    most, pages = 2**32 - 1, MAX_NAMED_PAGES - MAX_ARRAY + 1
+    one = PageOrder(2**64 - 1, "leave", True, (most,), bytes(NAME_BYTES))
+    many = PageOrder(2**64 - 1, "leave", True, (most,) * pages, bytes(pages * NAME_BYTES))
+    orders, asked = (one,) * (MAX_ARRAY - 1) + (many,), (2**64 - 1,) * MAX_ARRAY
+    for message in (
+        PageOrders(1, 2**64 - 1, orders, asked),
+        PageOrders(
+            1, 2**64 - 1, (), (), ((most, most),) * MAX_MOVES, bytes(MAX_NAMED_PAGES * NAME_BYTES), True
+        ),
+    ):
+        assert decode(encode(message, MAX_TENSOR_HEADER)) == message
 
 
 def test_encode_refuses_messages_over_the_limit() -> None:

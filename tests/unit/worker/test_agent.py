@@ -11,6 +11,8 @@ from tests.fakes.clock import ManualClock
 from tests.fakes.inprocess import InProcessHub
 from tests.unit.wire.golden import SHARE
 from tpiedge.errors import Cancelled, DiskFull, OutOfMemory, PeerError, PeerLost, ResourceError, TpiedgeError
+from tpiedge.host.private_file import PAGES
+from tpiedge.kv.page_folder import KEPT, PARKED, PageFolder
 from tpiedge.launch import slot
 from tpiedge.launch.bootstrap import NOT_MEASURED, NodeBootstrap, NodeReport
 from tpiedge.launch.offer import Measurements, MemoryOffer
@@ -168,11 +170,14 @@ class Worker:
         if known:
             self.measurements.keep(REPORT)
         self.spoke = self.hub.spoke("w-1")
-        settings = AgentSettings("tcp://master:7070", "m" * 40, "pi", 1 << 40, 1e8)
+        settings = AgentSettings(
+            "tcp://master:7070", "m" * 40, "pi", 1 << 40, 1e8, PageFolder(folder / PAGES, 7, 8)
+        )
         ahead = self.prefetch
-        self.snapshots = folder / "locker"
+        self.pages = folder / PAGES
         memory = MemoryOffer(self.usable)
-        self.slot = slot.NodeSlot(2, memory, lambda: self.usable, self.clock, self.said.put, self.snapshots)
+        usable, said = (lambda: self.usable), self.said.put
+        self.slot = slot.NodeSlot(2, memory, usable, self.clock, said, pages=settings.pages)
         weights: Any = SimpleNamespace(fetch=self.fetch, prefetch=ahead.prefetch, held_bytes=ahead.held_bytes)
         say, kept = self.said.put, self.measurements
         self.agent = Agent(settings, self.spoke, weights, self.clock, say, kept, self._probe, self.slot)
@@ -273,6 +278,7 @@ def test_stored_measurements_are_offered_at_once(make: Callable[..., Worker]) ->
     worker = make()
     found = worker.start()
     assert (found.host, found.threads, found.memory_bytes) == ("pi", 2, 1 << 30)
+    assert (found.keep_bytes, found.park_bytes) == (7, 8)
     assert found.capacity == REPORT.capacity
     assert [server.measure for server in FakeForkServer.made] == [False]
     worker.say(epochs.AskOffer(0))
@@ -381,6 +387,7 @@ def test_agent_handles_epoch_from_prepare_to_release(worker: Worker) -> None:
     bootstrap = node.bootstrap
     assert bootstrap.keys.public == prepared.public_key
     assert (bootstrap.epoch, bootstrap.rank, bootstrap.pack) == (5, 1, "/shards/5")
+    assert (bootstrap.keep_bytes, bootstrap.park_bytes) == (7, 8)
     worker.clock.advance(0.31)
     assert worker.expect(epochs.AgentPulse).epoch == 5
 
@@ -660,10 +667,10 @@ def test_revoked_worker_ends_with_peer_error(worker: Worker) -> None:
     assert "revoked" in str(worker.error)
 
 
-def test_kv_snapshots_are_deleted_only_by_a_member(make: Callable[..., Worker]) -> None:
+def test_parked_pages_are_deleted_only_by_a_member(make: Callable[..., Worker]) -> None:
     worker = make()
-    worker.snapshots.mkdir()
-    left = worker.snapshots / "7"
+    (worker.pages / PARKED).mkdir(parents=True)
+    left = worker.pages / PARKED / "7"
     left.touch()
     worker.slot.close()  # as where the master does not let it in
     assert left.exists()
@@ -672,6 +679,27 @@ def test_kv_snapshots_are_deleted_only_by_a_member(make: Callable[..., Worker]) 
     left.touch()
     worker.close()
     assert not left.exists()
+
+
+def test_page_files_are_counted_and_cleared_by_order(worker: Worker) -> None:
+    kept = worker.pages / KEPT
+    kept.mkdir(parents=True)
+    for name in ("0" * 32, "1" * 32):
+        (kept / f"{name}-1").write_bytes(bytes(4096))
+    for number, clear, pages in ((1, False, 2), (2, True, 2), (3, False, 0)):
+        worker.say(epochs.AskPages(0, number, clear))
+        found = worker.expect(epochs.PageFiles)
+        assert found == epochs.PageFiles(0, number, pages, pages * 4096, 0, 0, "")
+    kept.rmdir()
+    kept.touch()
+    worker.say(epochs.AskPages(0, 4, False))
+    assert "cannot count the page files" in worker.expect(epochs.PageFiles).why
+
+
+def test_orders_about_page_files_are_answered_in_turn(worker: Worker) -> None:
+    for number in range(4):
+        worker.say(epochs.AskPages(0, number, number % 2 == 1))
+    assert [worker.expect(epochs.PageFiles).number for _ in range(4)] == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("state", ["idle", "fetching", "prepared", "running"])

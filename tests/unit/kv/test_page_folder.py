@@ -1,0 +1,71 @@
+import os
+from pathlib import Path
+
+import pytest
+
+from tpiedge.errors import DiskFull, TpiedgeError, UserError
+from tpiedge.kv.page_folder import KEPT, PARKED, PageFolder, PageUsage
+
+NAMES = ["0" * 32, "1" * 32]
+
+
+def write(folder: Path, *names: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        (folder / name).write_bytes(bytes(8192))
+
+
+def test_page_usage_counts_each_page_once_with_all_its_files(tmp_path: Path) -> None:
+    folder = PageFolder(tmp_path / "pages")
+    assert folder.usage() == (PageUsage(), PageUsage())
+    assert not folder.path.exists()
+    write(folder.path / KEPT, f"{NAMES[0]}-3", f"{NAMES[0]}-4", f"{NAMES[1]}-3", "ab12.partial")
+    write(folder.path / PARKED, f"{NAMES[0]}-1")
+    assert folder.usage() == (PageUsage(2, 4 * 8192), PageUsage(1, 8192))
+
+
+def test_clearing_deletes_every_page_file_and_nothing_else(tmp_path: Path) -> None:
+    write(tmp_path / KEPT, f"{NAMES[0]}-3", "ab12.partial")
+    write(tmp_path / "other", NAMES[0])
+    folder = PageFolder(tmp_path)
+    assert folder.usage(clear=True) == (PageUsage(1, 2 * 8192), PageUsage())
+    assert folder.usage() == (PageUsage(), PageUsage())
+    assert [path.relative_to(tmp_path) for path in tmp_path.rglob("*-3")] == []
+    assert (tmp_path / "other" / NAMES[0]).exists()
+
+
+@pytest.mark.parametrize(("keep_bytes", "kept"), [(0, 0), (1, 1)])
+def test_start_deletes_what_the_owner_no_longer_allows(tmp_path: Path, keep_bytes: int, kept: int) -> None:
+    for kind in (KEPT, PARKED):
+        write(tmp_path / kind, NAMES[0])
+    folder = PageFolder(tmp_path, keep_bytes, park_bytes=1)
+    folder.clear_unusable()
+    assert [one.pages for one in folder.usage()] == [kept, 0]
+
+
+def test_files_that_vanish_meanwhile_are_not_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A running node evicts files."""
+    write(tmp_path / KEPT, *NAMES)
+    unlink = os.unlink
+
+    def evicted(path: str) -> None:
+        unlink(path)
+        if path.endswith(NAMES[0]):
+            raise FileNotFoundError(path)
+
+    monkeypatch.setattr(os, "unlink", evicted)
+    assert PageFolder(tmp_path).usage(clear=True)[0] == PageUsage(1, 8192)
+
+
+@pytest.mark.parametrize(("error", "kind"), [(OSError(30, "Read-only file system"), UserError),
+                                             (OSError(28, "No space left on device"), DiskFull)])  # fmt: skip
+def test_undeletable_page_files_are_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: OSError, kind: type[TpiedgeError]
+) -> None:
+    def fail(_path: str) -> None:
+        raise error
+
+    write(tmp_path / KEPT, *NAMES)
+    monkeypatch.setattr(os, "unlink", fail)
+    with pytest.raises(kind, match=str(tmp_path)):
+        PageFolder(tmp_path).usage(clear=True)
