@@ -62,8 +62,10 @@ def shares_of(folder: Path, shares: str) -> tuple[NodeShare, ...]:
 
 def split_of(config: ModelConfig, shares: str) -> tuple[NodeShare, ...]:
     kv_heads = min(layer.attention.kv_heads for layer in config.layers)
-    columns = min(layer.ffn.columns for layer in config.layers)
-    shape = LayerShape(config.num_heads, kv_heads, -(-columns // 128), config.num_layers)
+    columns = min((layer.ffn.columns for layer in config.layers if layer.ffn), default=0)
+    of_experts = min((layer.experts.columns for layer in config.layers if layer.experts), default=0)
+    tiles, experts = -(-columns // 128), -(-of_experts // 64)
+    shape = LayerShape(config.num_heads, kv_heads, tiles, config.num_layers, experts)
     weights: tuple[ShareWeight, ...] = parse_shares(shares, shares.count(",") + 1)
     return partition(shape, weights)
 

@@ -129,6 +129,7 @@ CASES = [
     ("llama-gqa-odd", Precision.Q8, "1,1,1,1", None),
     ("yi", Precision.F32, "2,1", None),
     ("phi4-mini-turning", Precision.Q4, "2,1", None),
+    ("qwen3-moe", Precision.Q4, "2,1", None),
 ]
 
 

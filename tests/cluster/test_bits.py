@@ -49,6 +49,7 @@ def logits_of(cluster: InProcessCluster, text: Sequence[int]) -> torch.Tensor:
 TRIED = dict.fromkeys(
     [
         *(("llama-gqa-odd", one, shares, False) for group in SPLITS for shares in group for one in QUANTISED),
+        *(("qwen3-moe", Precision.Q4, shares, False) for group in SPLITS for shares in group),
         *((name, QUANTISED[one], *way) for name, *way, one in sampled((*CASES, *FAMILIES))),
     ]
 )
@@ -107,6 +108,15 @@ def test_logits_are_bit_identical_for_every_chunk_size(
     assert torch.equal(logits_of(cut, text), logits_of(whole, text))
 
 
+@pytest.mark.parametrize("chunk", [1, 2, 7])
+def test_logits_of_experts_are_bit_identical_for_every_chunk_size(
+    chunk: int, references: References, alone: AloneOf
+) -> None:
+    expected, reference = alone("qwen3-moe", Precision.Q4), references("qwen3-moe")
+    cluster = InProcessCluster(expected.pack, split(reference, "2,1"), limits=StepLimits(chunk, chunk))
+    assert torch.equal(logits_of(cluster, expected.text), expected.logits_TV)
+
+
 @pytest.mark.parametrize(("precision", "head_dim"), [(Precision.Q4, 16), (Precision.Q4_ZERO, 32)])
 @pytest.mark.parametrize("method", ["gptq", "awq"])
 def test_gptq_and_awq_logits_are_bit_identical_for_every_split(
@@ -140,7 +150,7 @@ def test_logits_are_bit_identical_for_every_instruction_set(
 
 
 @pytest.mark.parametrize(
-    "name", ["llama-gqa-odd", "qwen2-tied", "qwen3-biases", "gemma3", "phi4-mini-short", "olmo2"]
+    "name", ["llama-gqa-odd", "qwen2-tied", "qwen3-biases", "gemma3", "phi4-mini-short", "olmo2", "qwen3-moe"]
 )
 def test_nodes_with_mixed_instruction_sets_give_bit_identical_logits(
     name: str, references: References, alone: AloneOf, several_sets: Callable[..., None]

@@ -29,7 +29,12 @@ def assert_close(actual: torch.Tensor, expected: np.ndarray) -> None:
 #: One case by all splits, and every family in every way.
 TRIED = dict.fromkeys(
     [
-        *(("llama-gqa-odd", shares, False) for group in SPLITS for shares in group),
+        *(
+            (name, shares, False)
+            for name in ("llama-gqa-odd", "qwen3-moe")
+            for group in SPLITS
+            for shares in group
+        ),
         *(one[:3] for one in sampled((*CASES, *FAMILIES))),
     ]
 )

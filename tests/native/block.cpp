@@ -282,9 +282,9 @@ void check_stack(void *handle, Check &check, Random &random) {
     Floats all_scratch(c.tokens * (c.hidden + (of_attention > of_ffn ? of_attention : of_ffn)));
     std::vector<PanelBlock> blocks;
     for (int64_t layer = 0; layer < 2; layer++) {
-        blocks.push_back({block, nullptr, layer, ends[0]});
-        blocks.push_back({nullptr, &ffn, 0, ends[1]});
-        blocks.push_back({nullptr, &given, layer * inner, ends[2]});
+        blocks.push_back({block, nullptr, nullptr, layer, ends[0]});
+        blocks.push_back({nullptr, &ffn, nullptr, 0, ends[1]});
+        blocks.push_back({nullptr, &given, nullptr, layer * inner, ends[2]});
     }
     double seconds[2];
     complete(tpiedge_panels_stack(handle, blocks.data(), 6, x.data(), own_spans.data(), count, rotations,

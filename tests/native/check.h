@@ -209,7 +209,8 @@ inline BlockEnd plain_end() { return BlockEnd{nullptr, nullptr, 0, 1, 1}; }
 void check_products(void *handle, const char *isa);
 void check_panels(void *handle, const char *isa);
 void check_formats(void *handle, const char *isa);
-void check_rooms(void *handle);  // after check_panels
+void check_rooms(void *handle);  // after check_panels and check_experts
+void check_experts(void *handle, const char *isa);
 void check_elementwise(void *handle, const char *isa);
 void check_attention(void *handle, const char *isa);
 void check_attention_block(void *handle, const char *isa);

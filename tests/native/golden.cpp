@@ -49,8 +49,8 @@ struct Layer {
                       nullptr, 0, 0, 0, WIDTH, layout, int64_t{50}, 1e-5, 0.15625, 0},
                      {0, 3, HEADS}};
     }
-    PanelBlock first() { return PanelBlock{&attention.block, nullptr, 0, plain_end()}; }
-    PanelBlock second() { return PanelBlock{nullptr, &ffn, 0, plain_end()}; }
+    PanelBlock first() { return PanelBlock{&attention.block, nullptr, nullptr, 0, plain_end()}; }
+    PanelBlock second() { return PanelBlock{nullptr, &ffn, nullptr, 0, plain_end()}; }
 };
 
 void check_case(void *handle, Check &check, int64_t bits, int format, int64_t finer) {

@@ -57,6 +57,7 @@ void check_isa(int isa, const char *name) {
     check_products(handle, name);
     check_panels(handle, name);
     check_formats(handle, name);
+    check_experts(handle, name);
     check_rooms(handle);
     check_elementwise(handle, name);
     check_attention(handle, name);

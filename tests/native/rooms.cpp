@@ -9,4 +9,9 @@ void check_rooms(void *handle) {
             fprintf(stderr, "after large products a room has %lld bytes\n", static_cast<long long>(nbytes));
             exit(1);
         }
+    const int64_t nbytes = context.experts.nbytes();
+    if (nbytes < 8 << 20 || nbytes > 9 << 20) {
+        fprintf(stderr, "after large experts their room has %lld bytes\n", static_cast<long long>(nbytes));
+        exit(1);
+    }
 }

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -31,8 +32,12 @@ _NAMES = {
     "post_feedforward_layernorm": "post_ffw_norm",
     "self_attn.qkv_proj": "attn_qkv",
     "mlp.gate_up_proj": "ffn_up",
+    "mlp.gate": "ffn_gate_inp",
+    "block_sparse_moe.gate": "ffn_gate_inp",
 }
-_ARCHITECTURES = {"olmo3": "olmo2"}
+_ARCHITECTURES = {"olmo3": "olmo2", "mixtral": "llama", "qwen3_moe": "qwen3moe"}
+_EXPERT = re.compile(r"model\.layers\.(\d+)\.\w+\.experts\.(\d+)\.(\w+)\.weight")
+_PARTS = {"w1": "gate", "w2": "down", "w3": "up"}
 #: Beside _NAMES: names in files of an architecture.
 _OWN_NAMES = {"olmo2": {"post_attention_layernorm": "post_attention_norm"}}
 
@@ -51,12 +56,19 @@ def write_gguf_of(
     config = json.loads((folder / "config.json").read_text())
     name = _ARCHITECTURES.get(config["model_type"], config["model_type"])
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    tensors = {}
+    tensors, experts = {}, dict[str, dict[int, Array]]()
     for source, values in _tensors(folder):
+        if found := _EXPERT.fullmatch(source):
+            layer, expert, matrix = found.groups()
+            part = _PARTS.get(matrix, matrix.removesuffix("_proj"))
+            experts.setdefault(f"blk.{layer}.ffn_{part}_exps.weight", {})[int(expert)] = values
+            continue
         paired = name == "llama" and ("q_proj" in source or "k_proj" in source)
         tensors[_gguf_name(source, name)] = (
             np.ascontiguousarray(interleaved(values, head_dim)) if paired else values
         )
+    for stack, own in experts.items():
+        tensors[stack] = np.stack([own[expert] for expert in range(len(own))])
     if split:
         tensors = dict(_apart(tensors, config, head_dim))
     for key, factors in (("short", "short_factor"), ("long", "long_factor")):
@@ -99,6 +111,8 @@ def _metadata(config: dict[str, Any], head_dim: int) -> dict[str, Any]:
             ],
             "rope.freq_base_swa": float(rope["sliding_attention"]["rope_theta"]),
         }
+    if count := config.get("num_experts", config.get("num_local_experts")):
+        found |= {"expert_count": count, "expert_used_count": config["num_experts_per_tok"]}
     if config["model_type"] == "phi3":
         original = config["original_max_position_embeddings"]
         scale = config["max_position_embeddings"] / original

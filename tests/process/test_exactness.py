@@ -46,6 +46,16 @@ def test_a_cluster_answers_as_transformers(references, generate):
     assert_documented(record, found)
 
 
+def test_a_cluster_answers_with_experts_as_transformers(references, generate):
+    found, nodes = references("olmoe"), 2
+    record = generate(
+        "--model", found.folder, "--nodes", nodes, "--shares", "1,0:2", "--precision", "f32", "--ignore-eos",
+        "--prompt-ids", ",".join(map(str, found.prompt_ids)), "--max-tokens", len(found.greedy_ids),
+    )  # fmt: skip
+    assert record["token_ids"] == list(found.greedy_ids)
+    assert_covered(record, nodes, "ffn_units", -(-found.case.config["intermediate_size"] // 64))
+
+
 def assert_logprobs(logprobs, logits_GV):
     expected_GV = log_softmax(logits_GV)
     assert len(logprobs) == len(expected_GV)

@@ -144,6 +144,24 @@ _LONGROPE = {
 }
 _PHI4 = _PHI3 | {"rope_parameters": _LONGROPE, "tie_word_embeddings": True}
 
+#: An expert has three tiles of 64 columns and a short one. The second layer has an FFN.
+_QWEN3_MOE = _numbers(
+    "qwen3_moe",
+    72,
+    6,
+    3,
+    300,
+    4,
+    head_dim=16,
+    moe_intermediate_size=200,
+    num_experts=7,
+    num_experts_per_tok=3,
+    norm_topk_prob=True,
+    mlp_only_layers=[1],
+)
+_OLMOE = _numbers("olmoe", 72, 6, 3, 136, 3, num_experts=6, num_experts_per_tok=2, norm_topk_prob=False)
+_MIXTRAL = _numbers("mixtral", 64, 4, 2, 150, 3, num_local_experts=4, num_experts_per_tok=2)
+
 _SIGLIP = {
     "model_type": "siglip_vision_model",
     "hidden_size": 16,
@@ -221,6 +239,15 @@ FAMILIES: tuple[Case, ...] = (
         "phi4-mini-turning", _PHI4 | {"original_max_position_embeddings": 32}, seed=0, prompt_length=24
     ),
     Case("phi4-mini-short", _PHI4 | {"original_max_position_embeddings": 64}, seed=22, dtype="bf16"),
+    Case("qwen3-moe", _QWEN3_MOE, seed=12, dtype="bf16"),
+    Case(  # every second layer has experts, whose number is written as in transformers 4
+        "qwen3-moe-plain",
+        _QWEN3_MOE | {"norm_topk_prob": False, "mlp_only_layers": [], "decoder_sparse_step": 2},
+        seed=3,
+        written={"num_experts": 7, "num_local_experts": None},
+    ),
+    Case("olmoe", _OLMOE, seed=0, dtype="bf16"),
+    Case("mixtral", _MIXTRAL, seed=2, dtype="bf16"),
     Case("gemma3-wrapped", _wrapped("gemma3", _GEMMA3 | _TIED, vision_config=_SIGLIP), seed=3),
     Case("gemma4-wrapped", _wrapped("gemma4", _GEMMA4_E2B | _TIED, vision_config=_GEMMA4_VISION), seed=15),
     Case(
@@ -315,6 +342,10 @@ _CHANGES: dict[str, tuple[Config, ...]] = {
         _by_type({**_YARN, "attention_factor": 1.6}, {**_YARN, "attention_factor": 1.6}),
     ),
     "phi3": (_EPS, {"sliding_window": None}),
+    "qwen3-moe": (_EPS, {"norm_topk_prob": False}, {"num_experts_per_tok": 2}),
+    "qwen3-moe-plain": ({"norm_topk_prob": True}, {"num_experts_per_tok": 1}),
+    "olmoe": (_EPS, {"norm_topk_prob": True}, {"num_experts_per_tok": 1}),
+    "mixtral": (_EPS, {"sliding_window": 6}, {"num_experts_per_tok": 1}),
     "phi4-mini-long": (
         _longrope(long_factor=_LONGROPE["short_factor"]),
         _longrope(attention_factor=1.0),

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 GENERATED = 16
 
+_EAGER: Any = {"attn_implementation": "eager", "experts_implementation": "eager"}
 _DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 
 Logits = NDArray[np.float32]
@@ -76,7 +77,7 @@ def build(case: Case, folder: Path) -> None:
 
     config = AutoConfig.for_model(**case.config)
     with torch.random.fork_rng(devices=[]):  # its initial values are replaced, the caller's generator is not
-        model = _kind(config).from_config(config, dtype=torch.float32, attn_implementation="eager")
+        model = _kind(config).from_config(config, dtype=torch.float32, **_EAGER)
     _draw_parameters(model, case.seed)
     model.to(_DTYPES[case.dtype]).save_pretrained(folder, max_shard_size=case.shard_size or "1GB")
     if case.published_keys:
@@ -153,7 +154,7 @@ def _load(folder: Path, changes: Mapping[str, object] | None = None) -> "PreTrai
     for key, value in (changes or {}).items():
         setattr(config.get_text_config(), key, value)
     model: PreTrainedModel = _kind(config).from_pretrained(
-        folder, config=config, dtype=torch.float32, attn_implementation="eager"
+        folder, config=config, dtype=torch.float32, **_EAGER
     )
     return model.eval()
 

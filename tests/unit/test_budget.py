@@ -47,6 +47,7 @@ SIZES: Final[Mapping[str, tuple[int, int]]] = {
     # And for one queue of a node's disk, and counters of KV pages.
     # And for kept context: consent, keys, and the verbs that list and clear page files.
     # And for pages on disk.
+    # And for experts: their storage, memory, plans, families and kernels.
     "loaded by master, worker and node": (45070, 272),
     # 850 lines are the fakes that were a package of tpiedge.
     # And tests of the first day: installing, services, names of models, keys, links, formulas, saved conversations.
@@ -58,6 +59,7 @@ SIZES: Final[Mapping[str, tuple[int, int]]] = {
     # And for the order of a disk's jobs.
     # And for the keys, scopes and files of kept context.
     # And for pages on disk: schedules of the pure machine, of clusters that change and lose nodes, and of consent.
+    # And for experts: tiny mixtures beside transformers, packs, memory, plans and GGUF files of them.
     "tests": (70900, 549),
     # Raised for the check of words in docstrings and comments, and for diagrams that are made from the code.
     # And for `make setup` and `make uninstall`, which run on the bare interpreter.
@@ -75,6 +77,7 @@ SIZES: Final[Mapping[str, tuple[int, int]]] = {
     # And for one queue of a node's disk, in memory.
     # And for kept context, in api, cli, host, kv, local, master, wire and worker.
     # And for pages that go to disk and come back: what decides it, and what moves them.
+    # And for experts, in pack, model, planner, memory, engine and kernels.
     "tpiedge": (58840, 357),
     "tpiedge, modules of its own": (630, 10),
     "tpiedge.answers": (720, 4),
@@ -93,6 +96,7 @@ SIZES: Final[Mapping[str, tuple[int, int]]] = {
     # Raised for rotations, norms, factors and KV heads that differ from layer to layer.
     # And for inputs per layer, and sequences that outgrow the context of their rotation.
     # And for pages that go to disk and come back, in place of snapshots.
+    # And for blocks of experts.
     "tpiedge.engine": (4160, 18),
     # Raised for messages to systemd.
     # And for the secret of kept context.
@@ -101,12 +105,14 @@ SIZES: Final[Mapping[str, tuple[int, int]]] = {
     # Raised for nine formats of panels, each bit by bit in numpy, and for f32 products of them.
     # Raised for GELU, soft caps, ends of blocks, values that are keys, and norms over all heads.
     # Raised for FFNs that take inputs in place of up.
-    "tpiedge.kernels": (2350, 16),
+    # Raised for routers and experts.
+    "tpiedge.kernels": (2610, 17),
     # Raised for caches of unlike layers.
     # And for sealed pages on disk.
     # And for counting and deleting page files.
     # And for keys of names, and names of pages that are not full.
     "tpiedge.kv": (720, 6),
+    # Raised for `bench kernels` of mixtures.
     "tpiedge.lab": (8160, 44),
     # Raised, as is the row of node, for the fork server: a new epoch imports nothing, and a machine has what was
     # imported in memory once.
@@ -120,11 +126,13 @@ SIZES: Final[Mapping[str, tuple[int, int]]] = {
     "tpiedge.master": (4290, 23),
     # Raised for matrices that every node has whole.
     # And for the queue of weights and KV pages, whose order is a pure file of its own.
+    # And for experts, which are always pinned.
     "tpiedge.memory": (1410, 10),
     # Raised for GGUF files of the hub, split ones too, and the names that people know.
     # And for what of a checkpoint can be kept as it is.
     # Raised for a file of each family, with its shapes and its names in GGUF files.
     # And for Gemma 2 and 4, and GGUF files of Gemma 4 and OLMo.
+    # And for three families with experts, and their stacked tensors in checkpoints and GGUF files.
     "tpiedge.model": (6600, 44),
     # Raised for counters of KV pages, as is the row of wire.
     # And for a node's stores of pages.
@@ -132,11 +140,13 @@ SIZES: Final[Mapping[str, tuple[int, int]]] = {
     # Raised for matrices of several formats in one layer, and blocks of GGUF and zero points read exactly.
     # And for matrices that are some rows of a tensor, and norms to which files have added 1.
     # And for grids of every row-parallel matrix, and tables of inputs per layer.
-    "tpiedge.pack": (3390, 18),
+    # And for experts, which are stored expert after expert, unit after unit.
+    "tpiedge.pack": (3650, 18),
     # Raised for what makes plans quick enough to need no thread of their own: the times of fractions are computed.
     # And for sizes of layers that differ.
     # Raised for layers of unlike shapes.
     # And for machines that give disk space to KV pages.
+    # And for a third axis, and bytes that a token needs of those that memory holds.
     "tpiedge.planner": (1430, 9),
     "tpiedge.shipping": (560, 4),
     "tpiedge.tracing": (300, 3),
@@ -154,6 +164,8 @@ SIZES: Final[Mapping[str, tuple[int, int]]] = {
 COUNTS: Final[Mapping[str, int]] = {
     # Raised for turns of models, and for the order of a disk's jobs.
     # And for pages on disk: who decides, who moves them, and whose they are.
+    # Raised for turns of models.
+    # And for how packs store experts.
     "numbered laws": 91,
     # Raised for the life of a link, lengths of `bench speed`, limits of split files, and the length of a turn.
     # And for limits of inputs per layer, and lengths of a seal.
@@ -161,12 +173,15 @@ COUNTS: Final[Mapping[str, int]] = {
     # And for limits of inputs per layer.
     # And for the version of pages, and the wait for page files.
     # And for limits and times of moves of pages.
+    # And for limits, tiles and samples of experts.
     "numbers that modules name": 528,
     # Raised for what a model of a running master needs.
     # And for the disk of the batcher.
+    # And for a block of experts, by products and as one call.
     "functions with more than 5 parameters": 44,
     # Raised by what a layer's attention and a family have.
     # And for orders of pages.
+    # And by one native call for experts.
     "classes with more than 8 attributes": 94,
     "private names of libraries": 0,
     # Raised for turns of models, and for verbs, units and results that readers missed.
@@ -176,6 +191,7 @@ COUNTS: Final[Mapping[str, int]] = {
     # And for a disk's queue: its laws, and who closes it.
     # And for kept context.
     # And for pages on disk.
+    # And for experts.
     "words of docstrings": 44960,
 }
 

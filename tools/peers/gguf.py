@@ -76,7 +76,7 @@ def write_gguf(folder: Path, out: Path) -> None:
 def _check_plain(config: ModelConfig) -> None:
     """Raises UserError for a model whose weights are not converted."""
     attention, ffn, rope = config.first.attention, config.first.ffn, config.rope
-    biased = attention.qkv_bias or attention.o_bias or ffn.bias
+    biased = attention.qkv_bias or attention.o_bias or ffn is None or ffn.bias
     is_wide = config.head_dim * config.num_heads != config.hidden_size
     if config.model_type != "llama" or biased or is_wide or rope is None or rope.kind != "default":
         raise UserError(f"only plain Llama models are converted to GGUF, not this {config.model_type}")
@@ -123,7 +123,7 @@ def _of_gemma4(config: ModelConfig) -> dict[str, GgufValue]:
     )
     return widths | {
         "rope.freq_base_swa": local.rope.theta if local.rope else 0.0,
-        "feed_forward_length": [one.ffn.columns for one in layers],
+        "feed_forward_length": [one.used_columns for one in layers],
         "attention.shared_kv_layers": sum(one.attention.keys_of is not None for one in layers),
         "attention.sliding_window_pattern": [one.attention.window is not None for one in layers],
         "embedding_length_per_layer_input": inputs.columns if inputs else 0,

@@ -59,15 +59,15 @@ def answer_json(
         "nodes": [
             {
                 "rank": node.rank,
-                "attention_units": plan["shares"][node.rank]["attention"],
-                "ffn_units": plan["shares"][node.rank]["ffn"],
+                "attention_units": share["attention"],
+                "ffn_units": share.get("ffn", share.get("experts")),
                 "threads": plan["threads"],
                 "messages_dropped": node.dropped,
                 "messages_refused": node.refused,
                 "disk_reads": node.reads,
                 **{name: getattr(node, name) for name in _COUNTERS},
             }
-            for node in stats
+            for node, share in zip(stats, plan["shares"], strict=True)
         ],
         "plan": plan,
     }

@@ -80,6 +80,7 @@ def _card(name: str, cache: Path | None) -> dict[str, Any]:
         "note": alias.note if alias else "",
         "model_type": config.model_type,
         **{field: getattr(config, field) for field in (*shape, "vocab_size")},
+        "experts": next((dataclasses.asdict(one.experts) for one in config.layers if one.experts), None),
         "context_tokens": config.max_position_embeddings,
         "dtype": config.dtype,
         "parameters": sum(map(_numbers, (*spec.layers, spec.embedding, spec.head))),
@@ -108,6 +109,8 @@ def _card_lines(card: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if card["note"]:
         yield "note", card["note"]
     yield "layers", "{num_layers}, {hidden_size} wide, FFN {intermediate_size}".format_map(card)
+    if card["experts"]:
+        yield "experts", "{count} of {columns} columns, {chosen} for a token".format_map(card["experts"])
     yield "heads", "{num_heads}, KV heads {num_kv_heads}, head size {head_dim}".format_map(card)
     yield "vocabulary", str(card["vocab_size"])
     yield "context", f"{card['context_tokens']} tokens"
@@ -123,7 +126,7 @@ def _card_lines(card: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _numbers(blob: BlobSpec) -> int:
-    return sum(matrix.rows * matrix.cols for matrix in blob.matrices) + sum(
+    return sum(count * matrix.rows * matrix.cols for matrix, count in blob.counted_matrices) + sum(
         vector.length for vector in blob.vectors
     )
 
@@ -131,12 +134,12 @@ def _numbers(blob: BlobSpec) -> int:
 def _nbytes(storage: Storage, key: BlobKey, blob: BlobSpec) -> int:
     """Returns the bytes of numbers and scales, without padding of units."""
     nbytes = sum(vector.length for vector in blob.vectors) * storage.of_blob(key).of_vectors.bits // 8
-    for matrix in blob.matrices:
+    for matrix, count in blob.counted_matrices:
         stored = storage.of_matrix(key, matrix)
         if stored.quantised:
-            nbytes += PanelShape(stored.format, *matrix.source_shape).nbytes
+            nbytes += count * PanelShape(stored.format, *matrix.source_shape).nbytes
         else:
-            nbytes += matrix.rows * matrix.cols * stored.bits // 8
+            nbytes += count * matrix.rows * matrix.cols * stored.bits // 8
     return nbytes
 
 
@@ -144,7 +147,7 @@ def _pull_bytes(alias: Alias) -> int:
     """Estimates, from the model's shape, how many bytes a pull fetches."""
     blobs = model_spec(ModelConfig.from_huggingface(preset(alias.shape))).blobs
     # A tied head is stored once, with the embedding.
-    stored = Precision.Q8 if alias.quant else Precision.BF16
+    stored = {"": Precision.BF16, "Q4_K_M": Precision.Q4_K}.get(alias.quant, Precision.Q8)
     return sum(_nbytes(Storage(stored, stored, stored), key, blob) for key, blob in blobs.items())
 
 

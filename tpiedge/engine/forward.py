@@ -19,6 +19,7 @@ from tpiedge.engine.steps import ChunkRows, OverlappedReduces, chunks, segments_
 from tpiedge.kernels.attention import append_pages, attention_pages, kv_of_heads
 from tpiedge.kernels.attention_block import FusedAttention, FusedLayers
 from tpiedge.kernels.elementwise import Activation, Rotation, rms_norm, rope, tables
+from tpiedge.kernels.experts import FusedExperts, experts
 from tpiedge.kernels.ffn import FusedFFN, ffn
 from tpiedge.kernels.grid import PLAIN_END, BlockEnd, Grid, add_sums
 from tpiedge.kernels.kv_format import KVFormat
@@ -28,20 +29,22 @@ from tpiedge.kernels.linear import Linear
 from tpiedge.kernels.panel_matrix import PanelMatrix
 from tpiedge.kernels.shared_library import MAX_HEAD_WIDTH
 from tpiedge.kv.cache import KVCache, LayerKV
+from tpiedge.memory.loader import StoredExperts
 from tpiedge.memory.sweep import Block
 from tpiedge.memory.weights import BlockWeights, NodeWeights
-from tpiedge.model.blocks import Attention
+from tpiedge.model.blocks import Attention, Experts
 from tpiedge.model.config import ModelConfig
 from tpiedge.model.rope import RopeConfig
 from tpiedge.model.rotation import grown, rope_frequencies
 from tpiedge.pack.grids import Exponents
-from tpiedge.pack.share import NodeShare, Share, kv_share, units_of
+from tpiedge.pack.share import Axis, NodeShare, Share, kv_share, units_of
+from tpiedge.pack.specs import ROUTER
 from tpiedge.wire.data import Segment, StepPlan
 from tpiedge.wire.fields import KVPrecision
 
 T = TypeVar("T")
 _POSITIONS: Final = 64
-_FFN_TILE: Final = 128
+_FFN_TILE, _EXPERT_TILE = 128, 64
 #: Names of the bias and of the norm at a block's end.
 _ENDS: Final = {
     "attention": ("o_bias", "attention_end_norm"),
@@ -118,8 +121,8 @@ class Engine:
         groups = [layer.attention.group_size for layer in config.layers]
         self._kv = [kv_share(self._queries, size) for size in groups]
         self._kv_of_head = [kv_of_heads(self._queries.start, self._queries.stop, size) for size in groups]
-        tiles = [-(-layer.ffn.columns // _FFN_TILE) for layer in config.layers]
-        self._ffn_tiles = [units_of(share.along("ffn"), min(tiles), own) for own in tiles]
+        #: By layer: the node's tiles of the FFN, or of every expert.
+        self._tiles = _tiles(config, share)
         #: Grids of each layer's row-parallel matrices; None unless products are in int8.
         self._grids: Sequence[Sequence[Grid | None]] = [
             [Grid.among(exponent, communicator.size) for exponent in row] for row in grids
@@ -127,7 +130,7 @@ class Engine:
         self._rotation_of = [config.rotations.index(layer.attention.rotation) for layer in config.layers]
         #: By layer: a block's weights and its native call. Streamed weights are new objects in every step.
         self._attentions: dict[int, tuple[BlockWeights, FusedAttention | None]] = {}
-        self._ffns: dict[int, tuple[BlockWeights, FusedFFN | None]] = {}
+        self._ffns: dict[int, tuple[BlockWeights, FusedFFN | FusedExperts | None]] = {}
         self._of_inputs: dict[int, tuple[BlockWeights, FusedFFN | None]] = {}
 
     @property
@@ -341,11 +344,14 @@ class Engine:
         return {"q": self._queries, "k": self._kv[layer], "v": self._kv[layer]}
 
     def _ffn(self, x_CH: Tensor, weights: BlockWeights, layer: int) -> Tensor | None:
-        if not self._ffn_tiles[layer]:
+        if not self._tiles[layer]:
             return None
         fused = _kept(self._ffns, layer, weights, self._new_ffn)
         if fused is not None:
             return fused.run(x_CH)
+        of_experts = self.config.layers[layer].experts
+        if of_experts is not None:
+            return self._experts(x_CH, weights, layer, of_experts)
         gate, up, down = weights.matrices.get("gate"), weights.matrices["up"], weights.matrices["down"]
         columns = up.shape[0]
         of_gate, of_up = (self._ffn_bias(weights, layer, name, columns) for name in ("gate", "up"))
@@ -353,14 +359,32 @@ class Engine:
         biases = of_gate, of_up
         return ffn(x_CH, norm_H, self.config.rms_norm_eps, gate, up, down, self.linear, biases, activation)
 
+    def _experts(self, x_CH: Tensor, weights: BlockWeights, layer: int, of_layer: Experts) -> Tensor:
+        stored, vectors = weights.experts, weights.vectors
+        assert stored is not None  # the node has tiles of them
+        return experts(
+            x_CH,
+            vectors.get("ffn_norm"),
+            self.config.rms_norm_eps,
+            vectors[ROUTER].view(of_layer.count, -1),
+            stored.of,
+            of_layer.chosen,
+            of_layer.normalised,
+            self.linear,
+            Activation(of_layer.activation),
+            self._grids[layer][1],
+        )
+
     def _activation(self, layer: int) -> Activation:
-        return Activation(self.config.layers[layer].ffn.activation)
+        of_layer = self.config.layers[layer].ffn
+        assert of_layer is not None
+        return Activation(of_layer.activation)
 
     def _ffn_bias(self, weights: BlockWeights, layer: int, name: str, columns: int = 0) -> Tensor | None:
         bias = weights.vectors.get(f"{name}_bias")
         if bias is None:
             return None
-        tiles = self._ffn_tiles[layer]
+        tiles = self._tiles[layer]
         own = bias[tiles.start * _FFN_TILE : tiles.stop * _FFN_TILE]
         # Padding stays zero through SwiGLU and `down`.
         return functional.pad(own, (0, max(0, columns - own.shape[0])))
@@ -390,7 +414,7 @@ class Engine:
         kept = self.weights.kept()
         if self.linear.pool is None or kept is None:
             return None
-        layers: list[tuple[FusedAttention, *tuple[FusedFFN, ...]]] = []
+        layers: list[tuple[FusedAttention, *tuple[FusedFFN | FusedExperts, ...]]] = []
         ends: list[tuple[BlockEnd, ...]] = []
         for layer in range(self.config.num_layers):
             of_attention, of_ffn = kept[Block(layer, "attention")], kept[Block(layer, "ffn")]
@@ -398,7 +422,7 @@ class Engine:
             ffn_block = _kept(self._ffns, layer, of_ffn, self._new_ffn)
             if attention is None or ffn_block is None:
                 return None
-            blocks = [ffn_block]
+            blocks: list[FusedFFN | FusedExperts] = [ffn_block]
             own_ends = [self._end(of_attention, layer, "attention"), self._end(of_ffn, layer, "ffn")]
             if self.config.layers[layer].inputs is not None:
                 of_inputs = _kept(self._of_inputs, layer, of_ffn, self._new_of_inputs)
@@ -443,16 +467,45 @@ class Engine:
             cap=config.factors.score_cap,
         )
 
-    def _new_ffn(self, layer: int, weights: BlockWeights) -> FusedFFN | None:
-        names, pool, (_, grid, *_) = self.config.layers[layer].ffn.names, self.linear.pool, self._grids[layer]
-        matrices = _panels(weights, names)
-        if pool is None or len(matrices) < len(names) or grid is None:
+    def _new_ffn(self, layer: int, weights: BlockWeights) -> FusedFFN | FusedExperts | None:
+        if weights.experts is not None:
+            return self._new_experts(layer, weights, weights.experts)
+        of_layer, pool, (_, grid, *_) = self.config.layers[layer].ffn, self.linear.pool, self._grids[layer]
+        matrices = _panels(weights, of_layer.names if of_layer else ())
+        if pool is None or of_layer is None or len(matrices) < len(of_layer.names) or grid is None:
             return None
         *gates, up, down = matrices
         gate = gates[0] if gates else None
         biases = self._ffn_bias(weights, layer, "gate"), self._ffn_bias(weights, layer, "up")
         norm_H, eps = weights.vectors.get("ffn_norm"), self.config.rms_norm_eps
         return FusedFFN(norm_H, eps, (gate, up, down), pool, grid, biases, self._activation(layer))
+
+    def _new_experts(self, layer: int, weights: BlockWeights, stored: StoredExperts) -> FusedExperts | None:
+        of_layer, pool, grid = self.config.layers[layer].experts, self.linear.pool, self._grids[layer][1]
+        gate, up, down = stored.of(0)
+        if (
+            pool is None
+            or of_layer is None
+            or grid is None
+            or not isinstance(gate, PanelMatrix)
+            or not isinstance(up, PanelMatrix)
+            or not isinstance(down, PanelMatrix)
+        ):
+            return None
+        vectors, count = weights.vectors, of_layer.count
+        return FusedExperts(
+            vectors.get("ffn_norm"),
+            self.config.rms_norm_eps,
+            vectors[ROUTER].view(count, -1),
+            (gate, up, down),
+            count,
+            stored.nbytes,
+            of_layer.chosen,
+            of_layer.normalised,
+            pool,
+            grid,
+            Activation(of_layer.activation),
+        )
 
     def _new_of_inputs(self, layer: int, weights: BlockWeights) -> FusedFFN | None:
         of_layer, pool = self.config.layers[layer].inputs, self.linear.pool
@@ -463,6 +516,17 @@ class Engine:
             return None
         gate, down = matrices
         return FusedFFN(None, 0.0, (gate, None, down), pool, grid, activation=Activation(of_layer.activation))
+
+
+def _tiles(config: ModelConfig, share: NodeShare) -> Sequence[Share]:
+    found: list[tuple[Axis, int]] = []
+    for layer in config.layers:
+        if layer.experts is not None:
+            found.append(("experts", -(-layer.experts.columns // _EXPERT_TILE)))
+        else:
+            found.append(("ffn", -(-layer.used_columns // _FFN_TILE)))
+    least = {axis: min(own for other, own in found if other == axis) for axis, _ in found}
+    return [units_of(share.along(axis), least[axis], own) for axis, own in found]
 
 
 def _kept(

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tpiedge.kernels.attention import head_starts, score_numbers
 from tpiedge.kernels.elementwise import Rotation
+from tpiedge.kernels.experts import FusedExperts
 from tpiedge.kernels.ffn import NORMED_BYTES, SCRATCH_BYTES, FusedFFN, check_inputs
 from tpiedge.kernels.grid import PLAIN_END, BlockEnd, Grid, sums_of
 from tpiedge.kernels.kv_pages import PageLayout, Spans
@@ -25,7 +26,7 @@ from tpiedge.kernels.shared_library import MAX_HEAD_WIDTH
 _BLOCK = struct.Struct("=11q")
 _REST = struct.Struct("=q3d")
 # As PanelBlock of native/interface.h, before the block's end.
-_PANEL_BLOCK = struct.Struct("=3q")
+_PANEL_BLOCK = struct.Struct("=4q")
 
 Projections = tuple[PanelMatrix, PanelMatrix | None, PanelMatrix | None, PanelMatrix]
 
@@ -128,17 +129,20 @@ class FusedAttention:
         check_f32("activations", x_TH, (spans.tokens, self.hidden), contiguous=False)
 
 
+_KINDS = FusedAttention, FusedFFN, FusedExperts  # in the order of PanelBlock
+
+
 class FusedLayers:
     """Computes all layers in one native call, on a single node. All layers have the same H and positions of a page.
 
-    A layer is an attention block and any number of FFNs. `ends` has the ends of each layer's blocks. `rotations` has
-    the number of the call's rotation that each layer uses. FFNs without up use the columns of a call's inputs one after
-    the other. Raises ValueError.
+    A layer is an attention block and any number of FFNs and blocks of experts. `ends` has the ends of each layer's
+    blocks. `rotations` has the number of the call's rotation that each layer uses. FFNs without up use the columns of a
+    call's inputs one after the other. Raises ValueError.
     """
 
     def __init__(
         self,
-        layers: Sequence[tuple[FusedAttention, *tuple[FusedFFN, ...]]],
+        layers: Sequence[tuple[FusedAttention, *tuple[FusedFFN | FusedExperts, ...]]],
         pool: Pool,
         ends: Sequence[tuple[BlockEnd, ...]] | None = None,
         rotations: Sequence[int] | None = None,
@@ -162,14 +166,13 @@ class FusedLayers:
         self.inputs = 0
         self._packed, width = b"", hidden.pop()
         for layer, of_layer, number in zip(layers, ends, rotations, strict=True):
-            own: tuple[FusedAttention | FusedFFN, ...] = layer
+            own: tuple[FusedAttention | FusedFFN | FusedExperts, ...] = layer
             for block, end in zip(own, of_layer, strict=True):
                 end.check(width)
-                address = _address(block.packed)
-                if isinstance(block, FusedAttention):
-                    self._packed += _PANEL_BLOCK.pack(address, 0, number) + end.packed
-                else:
-                    self._packed += _PANEL_BLOCK.pack(0, address, self.inputs) + end.packed
+                kinds = (_address(block.packed) * isinstance(block, kind) for kind in _KINDS)
+                first = number if isinstance(block, FusedAttention) else self.inputs
+                self._packed += _PANEL_BLOCK.pack(*kinds, first) + end.packed
+                if isinstance(block, FusedFFN):
                     self.inputs += block.inputs
         self._scratch = width + max(block.scratch for block in blocks)
         #: The most tokens whose scratch is not larger than the scratch of an FFN block.
@@ -178,7 +181,7 @@ class FusedLayers:
     def run(
         self, x_TH: Tensor, spans: Spans, rotations: Sequence[Rotation], inputs_TC: Tensor | None = None
     ) -> tuple[float, float]:
-        """Changes `x_TH` as every block ends. Returns (attention's seconds, FFN's seconds)."""
+        """Changes `x_TH` as every block ends. Returns (attention's seconds, the other blocks' seconds)."""
         self._layers[0][0].check(x_TH, spans)
         inputs, stride = check_inputs(inputs_TC, spans.tokens, self.inputs)
         for rotation, rotated in zip(rotations, self.rotated, strict=True):

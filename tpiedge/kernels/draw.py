@@ -65,7 +65,7 @@ def likeliest(scores_V: Scores, count: int) -> tuple[list[int], float]:
     library = kernel_library()
     if library is None:
         ids = [int(i) for i in _descending(scores_V, count)[:count]]
-        mass = int(_masses(scores_V, 1.0, bits).sum())
+        mass = int(masses_of(scores_V, 1.0, bits).sum())
     else:
         found = np.empty(count, np.int64)
         address = scores_V.ctypes.data
@@ -103,16 +103,16 @@ def survivors(scores_V: Scores, filters: Filters) -> tuple[Ids, Masses]:
     """Returns the ids that pass the filters, ascending, and their masses."""
     bits = mass_bits(len(scores_V))
     ids = _top_k(scores_V, filters.top_k)
-    masses = _masses(scores_V[ids], filters.temperature, bits)
+    masses = masses_of(scores_V[ids], filters.temperature, bits)
     kept = _nucleus(scores_V[ids], masses, filters.top_p)
     kept = kept[masses[kept] >= math.ceil(filters.min_p * 2.0**bits)]
     return ids[kept], masses[kept]
 
 
-def _masses(scores: Scores, temperature: float, bits: int) -> Masses:
-    """Computes masses as native/mass.inl does."""
+def masses_of(scores: Scores, temperature: float, bits: int) -> Masses:
+    """Returns the masses of each row of `scores`, as native/mass.inl does."""
     with np.errstate(over="ignore", invalid="ignore"):  # a tiny temperature sends all but the best to -inf
-        below = scores.astype(np.float64) - float(scores.max())
+        below = scores.astype(np.float64) - scores.max(-1, keepdims=True)
         exponents = np.maximum(np.where(below < 0, below / temperature, 0.0), _LEAST)
     powers = np.rint(exponents * _LOG2_E)
     rest = (exponents - powers * _LN2_HIGH) - powers * _LN2_LOW

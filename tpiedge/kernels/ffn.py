@@ -55,7 +55,7 @@ def ffn(
     """Returns f32 [T, O]. INT8 is for f32 and bf16 matrices only. Without `gate_FH`, the activation is of up. Without
     `up_FH`, `inputs_TF` take the place of its products."""
     matrices = gate_FH, up_FH, down_FO
-    hidden = _check_weights(norm_H, matrices)
+    hidden = check_ffn(norm_H, matrices)
     check_activations(x_TH, hidden)
     check_inputs(inputs_TF, len(x_TH), down_FO.shape[0] if up_FH is None else 0)
     if biases == (None, None):
@@ -143,7 +143,7 @@ class FusedFFN:
         activation: Activation = Activation.SILU,
     ) -> None:
         *inner, down = matrices
-        self.hidden, self.outputs = _check_weights(norm_H, matrices), down.cols
+        self.hidden, self.outputs = check_ffn(norm_H, matrices), down.cols
         for w, bias_F in zip(inner, biases, strict=True):
             if bias_F is not None:
                 check_f32("a bias", bias_F, (0 if w is None else w.rows,))
@@ -206,7 +206,7 @@ def _address(norm_H: Tensor | None) -> int:
     return 0 if norm_H is None else norm_H.data_ptr()
 
 
-def _check_weights(norm_H: Tensor | None, matrices: Matrices) -> int:
+def check_ffn(norm_H: Tensor | None, matrices: Matrices) -> int:
     """Returns the hidden size."""
     inner, down_FO = [w for w in matrices[:2] if w is not None], matrices[2]
     for w in inner:

@@ -34,10 +34,12 @@ class PanelMatrix:
             )
         if self.data_B.dtype is not torch.uint8 or self.data_B.dim() != 1 or not self.data_B.is_contiguous():
             raise ValueError(f"a quantised matrix of {list(self.data_B.shape)} {self.data_B.dtype}")
-        last = self.units - 1
-        needed = max(0, last) * self.unit_nbytes + (self.unit_shape(last).nbytes if self.units else 0)
-        if self.data_B.numel() < needed or (self.units > 1 and self.unit_shape(0).nbytes > self.unit_nbytes):
-            raise ValueError(f"{self.rows} x {self.cols} weights in {self.format.name} need {needed} bytes")
+        if self.data_B.numel() < self.nbytes or (
+            self.units > 1 and self.unit_shape(0).nbytes > self.unit_nbytes
+        ):
+            raise ValueError(
+                f"{self.rows} x {self.cols} weights in {self.format.name} need {self.nbytes} bytes"
+            )
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -46,6 +48,12 @@ class PanelMatrix:
     @property
     def units(self) -> int:
         return -(-self.rows // self.rows_per_unit)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes from the first unit's first byte to the last unit's last byte."""
+        last = self.units - 1
+        return last * self.unit_nbytes + self.unit_shape(last).nbytes if self.units else 0
 
     def unit_shape(self, unit: int) -> PanelShape:
         rows = min(self.rows_per_unit, self.rows - unit * self.rows_per_unit)

@@ -8,7 +8,7 @@ from tpiedge.master.roster import Machine
 from tpiedge.pack.share import NodeShare, Share
 from tpiedge.planner import prediction
 from tpiedge.planner.capacity import Allocation, SpareReason, allocate, slower, too_small, without_native
-from tpiedge.planner.needs import Infeasible, ModelFacts, layers_bytes
+from tpiedge.planner.needs import Infeasible, ModelFacts, used_bytes
 from tpiedge.planner.solve import ShareWeight
 from tpiedge.units import counted
 
@@ -127,8 +127,9 @@ def fill_slots(count: int, machines: Sequence[Machine]) -> list[Machine]:
 
 
 def _ffn_seconds(model: ModelFacts, share: NodeShare, speed: float) -> float:
-    if not share.along("ffn") or speed <= 0:
+    own = model.shape.share(Share(0), share.along("ffn"), share.along("experts"))
+    nbytes = used_bytes(model, own) / (model.exchanges / 2)
+    if not nbytes or speed <= 0:
         return 0.0
     # The fixed cost is 0.1 to 0.5 MB of weights (measured on 0.04 to 0.4 MB).
-    nbytes = layers_bytes(model, model.shape.share(Share(0), share.along("ffn"))) / (model.exchanges / 2)
     return (nbytes + (1 << 18)) / speed

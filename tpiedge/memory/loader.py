@@ -3,6 +3,8 @@
 import functools
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 
 import numpy as np
@@ -18,7 +20,7 @@ from tpiedge.memory.sweep import Piece, Sweep
 from tpiedge.pack.dtypes import NUMPY, STORED, f32_from_bf16
 from tpiedge.pack.files import OpenFile
 from tpiedge.pack.hashes import HashTable
-from tpiedge.pack.layout import HashedRange, MatrixLayout, PanelLayout, RowLayout
+from tpiedge.pack.layout import ExpertsLayout, HashedRange, MatrixLayout, PanelLayout, RowLayout
 from tpiedge.pack.reader import Pack, checked_ranges
 from tpiedge.pack.share import Share
 from tpiedge.pack.specs import Precision
@@ -64,8 +66,8 @@ class PieceLoader:
         """Starts reading a piece. At the end, a thread calls `done` with an error or None."""
         piece = self._sweep.pieces[order.piece]
         if order.piece not in self._groups:  # worked out once: a piece is read again in every sweep
-            matrix = self._pack.layout(piece.key).matrix(piece.matrix)
-            self._groups[order.piece] = tuple(grouped(matrix.ranges(piece.units.start, piece.units.stop)))
+            part = self._pack.layout(piece.key).part(piece.matrix)
+            self._groups[order.piece] = tuple(grouped(part.ranges(piece.units.start, piece.units.stop)))
         (file, hashes), groups = self._files[self._pack.blob_id(piece.key)], self._groups[order.piece]
         arena, offset = self._place(order.piece, order.offset)
         timed = None if self._tracer is None else functools.partial(_trace, self._tracer, piece)
@@ -80,12 +82,14 @@ class PieceLoader:
         else:
             self._own.discard(self._offsets[piece], self._sweep.pieces[piece].nbytes)
 
-    def matrix(self, piece: int, offset: int | None) -> Weight:
+    def stored(self, piece: int, offset: int | None) -> "Weight | StoredExperts":
         """Returns a view of a piece at `offset` of the ring (None: in the piece's own place)."""
         held = self._sweep.pieces[piece]
         arena, at = self._place(piece, offset)
-        layout = self._pack.layout(held.key).matrix(held.matrix)
-        return stored_matrix(arena.bytes(at, held.nbytes), layout, held.units)
+        stored, part = arena.bytes(at, held.nbytes), self._pack.layout(held.key).part(held.matrix)
+        if isinstance(part, ExpertsLayout):
+            return StoredExperts(stored, part, held.units)
+        return stored_matrix(stored, part, held.units)
 
     def close(self) -> None:
         """Ends the reads. Idempotent. Tensors keep the memory alive."""
@@ -113,6 +117,33 @@ def stored_matrix(stored: torch.Tensor, layout: MatrixLayout, units: Share) -> W
         layout.unit_nbytes(0),
         layout.transposed,
     )
+
+
+@dataclass(frozen=True)
+class StoredExperts:
+    """A node's units of every expert of a layer."""
+
+    stored: torch.Tensor
+    layout: ExpertsLayout
+    units: Share
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Bytes from one expert to the next."""
+        return self.layout.expert_nbytes(self.units)
+
+    def of(self, expert: int) -> tuple[Weight, Weight, Weight]:
+        """Returns views of an expert's gate, up and down. If quantised, they end with the last expert's bytes."""
+        own = self.stored[expert * self.nbytes :]
+        gate, up, down = (
+            stored_matrix(own[place], matrix, self.units)
+            for matrix, place in zip(self.layout.matrices, self._places, strict=True)
+        )
+        return gate, up, down
+
+    @cached_property
+    def _places(self) -> Sequence[slice]:
+        return self.layout.places(self.units)
 
 
 def _trace(tracer: Tracer, piece: Piece, start: float, end: float, nbytes: int) -> None:

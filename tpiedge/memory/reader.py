@@ -45,11 +45,11 @@ class DirectFile(OpenFile):
 
 
 def grouped(ranges: Iterable[HashedRange]) -> Iterator[Sequence[HashedRange]]:
-    """Yields a blob's adjacent `ranges` in groups of about 8 MiB."""
+    """Yields a blob's `ranges` in groups of adjacent ones, of about 8 MiB."""
     group: list[HashedRange] = []
     size = 0
     for item in ranges:
-        if group and size + item.length > _READ_BYTES:
+        if group and (size + item.length > _READ_BYTES or item.offset != group[0].offset + size):
             yield group
             group, size = [], 0
         group.append(item)

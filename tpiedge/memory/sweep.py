@@ -9,25 +9,31 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, chain
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from tpiedge.errors import OutOfMemory
 from tpiedge.memory.residency import smallest_ring, streamed
-from tpiedge.pack.layout import AXES, RowLayout, share_of_matrix
+from tpiedge.pack.layout import EXPERTS, RowLayout, share_of_matrix
 from tpiedge.pack.reader import Pack
-from tpiedge.pack.share import NodeShare, Share
+from tpiedge.pack.share import Axis, NodeShare, Share
 from tpiedge.pack.specs import BlobKey
 from tpiedge.units import format_bytes
 from tpiedge.wire.fields import Pin, WeightMemory
 
 BlockKind: TypeAlias = Literal["attention", "ffn", "head"]
 
+#: What a block of a layer computes.
+BLOCKS: Final[Mapping[BlockKind, tuple[Axis, ...]]] = {
+    "attention": ("attention",),
+    "ffn": ("ffn", "experts"),
+}
 _TILE_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
 class Block:
-    """The attention or FFN of a layer, or a tile of the LM head. `layer` is the number of the layer or tile."""
+    """The attention or FFN of a layer (or its experts), or a tile of the LM head. `layer` is the number of the layer or
+    tile."""
 
     layer: int
     kind: BlockKind
@@ -35,7 +41,8 @@ class Block:
 
 @dataclass(frozen=True)
 class Piece:
-    """Adjacent units of one matrix, read and placed together. `nbytes` includes padding."""
+    """Adjacent units of one matrix, or of all experts of a layer, read and placed together. `nbytes` includes
+    padding."""
 
     key: BlobKey
     matrix: str
@@ -77,18 +84,23 @@ class Sweep:
         return sum(piece.nbytes for piece in self.pieces)
 
     @cached_property
+    def experts(self) -> frozenset[int]:
+        """The pieces of experts, which are always pinned."""
+        return frozenset(at for at, piece in enumerate(self.pieces) if piece.matrix == EXPERTS)
+
+    @cached_property
     def head_tiles(self) -> tuple[Block, ...]:
         return tuple(block for block in self.blocks if block.kind == "head")
 
 
 def _layer_blocks(pack: Pack, layer: int, share: NodeShare) -> Iterator[tuple[Block, tuple[Piece, ...]]]:
-    for axis in AXES:
+    for kind, axes in BLOCKS.items():
         pieces = []
-        for matrix in pack.layout(layer).block(axis):
-            units = share_of_matrix(matrix, share, pack.whole)
+        for part in chain.from_iterable(map(pack.layout(layer).block, axes)):
+            units = share_of_matrix(part, share, pack.whole)
             if units:
-                pieces.append(Piece(layer, matrix.name, units, matrix.span(units.start, units.stop)[1]))
-        yield Block(layer, axis), tuple(pieces)
+                pieces.append(Piece(layer, part.name, units, part.held_nbytes(units)))
+        yield Block(layer, kind), tuple(pieces)
 
 
 def _head_blocks(pack: Pack) -> Iterator[tuple[Block, tuple[Piece, ...]]]:
@@ -187,15 +199,21 @@ def ring_bytes(
 
 
 def placed(memory: WeightMemory, sweep: Sweep) -> Placement:
-    """Divides `memory` into a ring and pinned pieces. Raises OutOfMemory if the memory is too small."""
-    room = memory.nbytes or sweep.nbytes
-    found = place(sweep.sizes, room, memory.pin, memory.ring_bytes or None)
+    """Divides `memory` into a ring and pinned pieces. Experts are pinned beside it. Raises OutOfMemory if the memory is
+    too small."""
+    of_experts = sum(sweep.pieces[piece].nbytes for piece in sweep.experts)
+    room = memory.nbytes or sweep.nbytes - of_experts
+    sizes = [
+        [0 if piece.matrix == EXPERTS else piece.nbytes for piece in pieces]
+        for pieces in sweep.blocks.values()
+    ]
+    found = place(sizes, room, memory.pin, memory.ring_bytes or None)
     if isinstance(found, int):
-        least = format_bytes(found)
+        least = format_bytes(found + of_experts)
         raise OutOfMemory(
-            f"{format_bytes(room)} are too little for the weights: {least} is the least that works"
+            f"{format_bytes(room + of_experts)} are too little for the weights: {least} is the least that works"
         )
-    return found
+    return Placement(found.ring_bytes, found.pinned | sweep.experts)
 
 
 def elastic_bytes(memory: WeightMemory, kv_bytes: int) -> int:

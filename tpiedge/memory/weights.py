@@ -10,14 +10,14 @@ from tpiedge.errors import InternalError
 from tpiedge.kernels.panel_matrix import PanelMatrix, Weight
 from tpiedge.memory.arena import DTYPES, Arena, as_matrix
 from tpiedge.memory.disk import DiskQueue
-from tpiedge.memory.loader import EmbeddingTable, PieceLoader, stored_matrix
+from tpiedge.memory.loader import EmbeddingTable, PieceLoader, StoredExperts, stored_matrix
 from tpiedge.memory.reader import DirectFile, DirectReader, grouped
 from tpiedge.memory.residency import Residency
 from tpiedge.memory.scheduler import Counts, Scheduler
 from tpiedge.memory.sweep import Block, Placement, SparePins, Sweep
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.share import NodeShare, Share
-from tpiedge.pack.specs import BlobKey
+from tpiedge.pack.specs import ROUTER, BlobKey
 from tpiedge.tracing.tracer import EventSink, Tracer
 
 
@@ -29,6 +29,7 @@ class BlockWeights:
     matrices: Mapping[str, Weight]
     #: All vectors of the layer, whole, in f32.
     vectors: Mapping[str, torch.Tensor]
+    experts: StoredExperts | None = None
 
 
 class NodeWeights:
@@ -65,7 +66,7 @@ class NodeWeights:
         self._scheduler: Scheduler | None = None  # until the weights are closed
         #: Only rank 0 has the vectors of "head" and "embedding".
         self.vectors: dict[BlobKey, Mapping[str, torch.Tensor]] = {}
-        self._own: dict[int, Weight] = {}
+        self._own: dict[int, Weight | StoredExperts] = {}
         self._kept: dict[Block, BlockWeights] = {}
         try:
             self._read_ahead(rank0, direct, progress)
@@ -160,7 +161,7 @@ class NodeWeights:
         self.vectors = {key: self._load_vectors(key) for key in keys}
         self._whole = {key: self._load_whole(key) for key in keys}
         layouts = [self._pack.layout(key) for key in keys]
-        whole = (matrix.nbytes for one in layouts for matrix in one.block(None))
+        whole = (matrix.nbytes for one in layouts for matrix in one.whole)
         self._vector_bytes = sum(one.vectors_nbytes for one in layouts) + sum(whole)
         ring = self.placement.ring_bytes
         residency = Residency(self.sweep.sizes, ring, self._now.pinned, 64 << 20)
@@ -196,22 +197,24 @@ class NodeWeights:
 
     def _weights_of(self, block: Block, places: Sequence[int | None], loader: PieceLoader) -> BlockWeights:
         matrices: dict[str, Weight] = {}
-        first = self.sweep.first_piece[block]
+        experts, first = None, self.sweep.first_piece[block]
         for number, (piece, place) in enumerate(zip(self.sweep.blocks[block], places, strict=True), first):
-            if place is not None:
-                matrices[piece.matrix] = loader.matrix(number, place)
-                continue
-            if number not in self._own:
-                self._own[number] = loader.matrix(number, None)
-            matrices[piece.matrix] = self._own[number]
+            if place is None and number not in self._own:
+                self._own[number] = loader.stored(number, None)
+            found = self._own[number] if place is None else loader.stored(number, place)
+            if isinstance(found, StoredExperts):
+                experts = found
+            else:
+                matrices[piece.matrix] = found
         if block.kind != "head":
             matrices |= self._whole[block.layer]
-        return BlockWeights(matrices, self.vectors["head" if block.kind == "head" else block.layer])
+        vectors = self.vectors["head" if block.kind == "head" else block.layer]
+        return BlockWeights(matrices, vectors, experts)
 
     def _load_whole(self, key: BlobKey) -> Mapping[str, Weight]:
         """Loads the matrices that every node of the blob has whole. They belong to both blocks of a layer."""
         found: dict[str, Weight] = {}
-        for matrix in self._pack.layout(key).block(None):
+        for matrix in self._pack.layout(key).whole:
             arena, units = Arena(matrix.nbytes), Share(matrix.units)
             with DirectFile(self._pack.blob_path(key)) as file:
                 ranges = grouped(matrix.ranges(0, matrix.units))
@@ -238,5 +241,8 @@ class NodeWeights:
             vectors[vector.name] = stored[0].to(torch.float32, copy=True)
             if vector.name.endswith("_norm"):
                 vectors[vector.name] += self._norm_offset
+        if ROUTER in vectors and isinstance(key, int) and key >= self._pack.distinct_layers:
+            # Random layers that repeat would choose the same experts again: this is another random router.
+            vectors[ROUTER] = vectors[ROUTER].roll(key)
         arena.close()
         return vectors

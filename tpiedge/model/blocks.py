@@ -1,4 +1,5 @@
-"""Describes what a model computes: a list of layers, each of which is an attention block and an FFN block. Pure data.
+"""Describes what a model computes: a list of layers, each of which is an attention block and an FFN block, or one of
+experts. Pure data.
 
 A block computes y = f(norm(x)) and then x += factor * norm(y + bias). A norm that a model lacks is left out.
 """
@@ -13,6 +14,7 @@ from tpiedge.model.rope import Positions, RopeConfig
 MAX_HEADS = 4096
 MAX_HEAD_DIM = 1024
 MAX_FFN = 1 << 20
+MAX_EXPERTS = 1024
 
 ActivationName: TypeAlias = Literal["silu", "gelu_pytorch_tanh"]
 """As `hidden_act` of config.json."""
@@ -78,6 +80,20 @@ class FFN:
 
 
 @dataclass(frozen=True)
+class Experts:
+    """y = the sum over a token's `chosen` experts of weight * down(activation(gate(x)) * up(x)). A router scores all
+    experts. A softmax over all scores gives the weights."""
+
+    count: Annotated[int, Meta(ge=1, le=MAX_EXPERTS)]
+    chosen: Annotated[int, Meta(ge=1, le=MAX_EXPERTS)]
+    #: Rows in gate and up of one expert.
+    columns: Annotated[int, Meta(ge=1, le=MAX_FFN)]
+    activation: ActivationName = "silu"
+    #: Whether the weights of a token's experts are divided by their sum.
+    normalised: bool = True
+
+
+@dataclass(frozen=True)
 class LayerInputs:
     """Ends a layer with x += norm(down(activation(gate(x)) * inputs)), where gate has `columns` rows. Rank 0 makes a
     token's inputs for all layers before the first one. Every node has both matrices whole."""
@@ -88,8 +104,17 @@ class LayerInputs:
 
 @dataclass(frozen=True)
 class Layer:
+    """Has an FFN or experts."""
+
     attention: Attention
-    ffn: FFN
+    ffn: FFN | None
     inputs: LayerInputs | None = None
     #: Whether the layer ends with x *= the number "layer_scalar" of its checkpoint.
     scaled: bool = False
+    experts: Experts | None = None
+
+    @property
+    def used_columns(self) -> int:
+        """Columns of the FFN, or of the experts of one token."""
+        of_experts = self.experts.chosen * self.experts.columns if self.experts else 0
+        return of_experts + (self.ffn.columns if self.ffn else 0)

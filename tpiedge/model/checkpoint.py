@@ -26,7 +26,7 @@ from tpiedge.model.spec import EMBEDDING, HEAD, model_spec
 from tpiedge.pack.layout import Storage
 from tpiedge.pack.quantised import Int4Tensor
 from tpiedge.pack.source import SourceTensor, StoredTensor, TensorRows, TensorSource
-from tpiedge.pack.specs import ModelSpec, Precision, whole_source
+from tpiedge.pack.specs import ROUTER, ModelSpec, Precision, sources_of, whole_source
 from tpiedge.sanitise import quote, sanitised_line
 from tpiedge.units import format_bytes
 
@@ -179,7 +179,8 @@ class Checkpoint:
         tensors = joined_tensors(located, quantisation) if quantisation else located
         if not any(isinstance(tensor, Int4Tensor) for tensor in tensors.values()):
             quantisation = None
-        tensors = tensors | dict(_parts(tensors, model_spec(config)))
+        spec = model_spec(config)
+        tensors = tensors | dict(_parts(tensors, spec)) | dict(_of_experts(tensors, spec))
         return Checkpoint(folder, config, MappingProxyType(tensors), digest.hexdigest(), quantisation)
 
     @property
@@ -298,6 +299,25 @@ def _parts(tensors: Mapping[str, StoredTensor], spec: ModelSpec) -> Iterator[tup
                 f"{tensors[name].files[0]}: tensor {name} has shape {_times(tensors[name].shape)}, config.json asks "
                 f"for {stop} rows; check that config.json belongs to the checkpoint"
             )
+
+
+def _of_experts(tensors: Mapping[str, StoredTensor], spec: ModelSpec) -> Iterator[tuple[str, StoredTensor]]:
+    """Yields the matrices of each expert, where a tensor has those of all: gate above up, or down."""
+    for layer in (one for one in spec.layers if one.experts):
+        router = next(one.source for one in layer.vectors if one.name == ROUTER)
+        place = router.removesuffix("gate.weight")
+        for matrix, count in layer.counted_matrices:
+            if "{}" not in matrix.source or sources_of(matrix.source, 1)[0] in tensors:
+                continue
+            stack = tensors.get(f"{place}experts.{'down' if matrix.transposed else 'gate_up'}_proj")
+            rows, cols = matrix.source_shape
+            above = 1 if matrix.transposed else 2
+            if isinstance(stack, SourceTensor) and stack.shape == (count, above * rows, cols):
+                nbytes = stack.nbytes // (count * above)
+                first = stack.offset + (nbytes if matrix.name == "up" else 0)
+                for expert, source in enumerate(sources_of(matrix.source, count)):
+                    at = first + above * expert * nbytes
+                    yield source, SourceTensor(stack.file, stack.dtype, (rows, cols), at, nbytes)
 
 
 def _times(shape: tuple[int, ...]) -> str:

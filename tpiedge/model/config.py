@@ -26,11 +26,12 @@ from tpiedge.model.blocks import (
     Norms,
 )
 from tpiedge.model.families import FAMILIES, WRAPPERS
-from tpiedge.model.families.family import Factors, Family, alike
+from tpiedge.model.families.family import EXPERT_COUNTS, Factors, Family, alike
 from tpiedge.model.folder import ConfigFields, has_file, parse_json, read_bytes, read_json
 from tpiedge.model.quantisation import Quantisation
 from tpiedge.model.rope import MAX_POSITIONS, Positions, RopeConfig
 from tpiedge.sanitise import quote, sanitised_line
+from tpiedge.units import counted
 
 MAX_CONFIG_BYTES = 4 << 20
 
@@ -41,7 +42,7 @@ _MAX_EOS_IDS = 64
 _MIN_EPS, _MAX_EPS = 1e-12, 0.1
 
 _DTYPES = ("float32", "float16", "bfloat16")
-_EXPERT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts")
+_EXPERT_KEYS = (*EXPERT_COUNTS, "n_routed_experts")
 
 _Hidden = Annotated[int, Meta(ge=1, le=_MAX_WIDTH)]
 _VocabularySize = Annotated[int, Meta(ge=1, le=_MAX_VOCAB)]
@@ -113,7 +114,7 @@ class ModelConfig:
 
     @property
     def intermediate_size(self) -> int:
-        return self.first.ffn.columns
+        return self.first.used_columns
 
     @property
     def input_columns(self) -> int:
@@ -127,9 +128,9 @@ class ModelConfig:
 
     @property
     def ffn_part(self) -> float:
-        """The FFN's fraction of all weights in a layer's matrices."""
+        """The FFN's fraction of the weights of a layer's matrices that a token uses."""
         attention = 2 * self.head_dim * (self.num_heads + self.num_kv_heads)
-        ffn = len(self.first.ffn.names) * self.intermediate_size
+        ffn = (len(self.first.ffn.names) if self.first.ffn else 3) * self.intermediate_size
         return ffn / (ffn + attention)
 
     @staticmethod
@@ -151,7 +152,7 @@ class ModelConfig:
         """Reads the object in `config.json`; `where` names the file in messages."""
         config = ConfigFields(where, values)
         name = config.choice("model_type", [*FAMILIES, *WRAPPERS])
-        _refuse_unsupported(config, "ForConditionalGeneration" if name in WRAPPERS else "ForCausalLM")
+        _refuse_unsupported(config, name)
         config = text_fields(config)
         family = FAMILIES[config.choice("model_type", FAMILIES)]
         return _checked(config, _parsed(_with_defaults(config, family), family))
@@ -162,7 +163,11 @@ class ModelConfig:
         if alike is not None and alike.config() == self:
             found = asdict(alike) | {"rope": alike.rope.to_json()}
             return found | {"windows": list(alike.windows), "eos_ids": list(self.eos_ids)}
-        return asdict(self) | {"layers": [asdict(one) for one in self.layers], "eos_ids": list(self.eos_ids)}
+        layers = [asdict(one) for one in self.layers]
+        for one in layers:
+            if one["experts"] is None:  # as before there were any
+                del one["experts"]
+        return asdict(self) | {"layers": layers, "eos_ids": list(self.eos_ids)}
 
     @staticmethod
     def from_json(values: Mapping[str, object]) -> "ModelConfig":
@@ -213,7 +218,9 @@ class _AlikeLayers:
     @staticmethod
     def of(model: ModelConfig) -> "_AlikeLayers | None":
         attention, ffn = model.first.attention, model.first.ffn
-        if attention.rope is None or attention.rope.kind == "longrope" or ffn.activation != "silu":
+        if attention.rope is None or attention.rope.kind == "longrope":
+            return None
+        if ffn is None or ffn.activation != "silu":
             return None
         return _AlikeLayers(
             model.model_type,
@@ -335,11 +342,13 @@ def _activation(config: ConfigFields, family: Family) -> ActivationName:
     return cast(ActivationName, config.choice(family.activation_key, get_args(ActivationName), usual))
 
 
-def _refuse_unsupported(config: ConfigFields, end: str) -> None:
+def _refuse_unsupported(config: ConfigFields, name: str) -> None:
     Quantisation.of(config)
+    end = "ForConditionalGeneration" if name in WRAPPERS else "ForCausalLM"
+    known = EXPERT_COUNTS if name in FAMILIES and FAMILIES[name].experts else ()
     for key in _EXPERT_KEYS:
-        if config.raw(key) is not None:
-            config.refuse(key, "is set: mixture-of-experts models are not supported, only dense ones")
+        if config.raw(key) is not None and key not in known:
+            config.refuse(key, f"is set: mixture-of-experts models of {quote(name)} are not supported")
     names = config.raw("architectures")
     # Embedding models are saved without their LM head.
     given = [str(name) for name in names] if isinstance(names, list) else []
@@ -384,6 +393,14 @@ def _dtype(config: ConfigFields) -> str:
 def _checked(config: ConfigFields, model: ModelConfig) -> ModelConfig:
     if any(one.inputs != model.first.inputs for one in model.layers):
         config.refuse("inputs", "differ from layer to layer")
+    for number, layer in enumerate(model.layers):
+        if (layer.ffn is None) == (layer.experts is None):
+            config.refuse("layers", f"has both experts and an FFN, or none, in layer {number}")
+        if layer.experts and not FAMILIES[model.model_type].experts:
+            config.refuse("layers", f"has experts, which {model.model_type} has not")
+        if layer.experts and layer.experts.chosen > layer.experts.count:
+            chosen, count = layer.experts.chosen, layer.experts.count
+            config.refuse("num_experts_per_tok", f"is {chosen}, but there are {counted(count, 'expert')}")
     for number, attention in enumerate(one.attention for one in model.layers):
         if attention.heads % attention.kv_heads:
             multiple = f"({attention.heads}) is not a multiple of num_key_value_heads ({attention.kv_heads})"

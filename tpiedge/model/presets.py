@@ -78,8 +78,8 @@ _COMPUTED = "|".join(
 # Families that people know from Ollama, and that `model/families/` lacks; it has some versions of the first four.
 _UNSUPPORTED = re.compile(
     rf"((?!({_COMPUTED})(?![a-z]))(gemma|granite|olmo|phi)|"
-    r"codegemma|command-r|deepseek-v|gemma4[:-]26b|glm|gpt-oss|kimi|llama4|llava|minicpm|mixtral|moondream|qwen2.5vl|qwen3-coder|"
-    r"qwen3-next|qwen3-vl|qwen3.5|qwen3[:-](30|235)b|starcoder)(?![a-z])[^/]*",
+    r"codegemma|command-r|deepseek-v|gemma4[:-]26b|glm|gpt-oss|kimi|llama4|llava|minicpm|moondream|qwen2.5vl|"
+    r"qwen3-next|qwen3-vl|qwen3.5|qwen3[:-]235b|starcoder)(?![a-z])[^/]*",
     re.IGNORECASE,
 )
 _SIZE = re.compile(r"[:-]e?(\d{1,4}(?:\.\d{1,4})?)([mb])\b")

@@ -14,7 +14,7 @@ from tpiedge.pack.layout import Storage
 from tpiedge.pack.panel_writer import Quality
 from tpiedge.pack.quantised import WORD, BlockTensor, Int4Tensor, cut_at_blocks, holds_exactly
 from tpiedge.pack.source import OpenFiles, SourceTensor, StoredTensor
-from tpiedge.pack.specs import ModelSpec, Precision
+from tpiedge.pack.specs import ModelSpec, Precision, sources_of
 from tpiedge.sanitise import quote
 from tpiedge.units import counted
 
@@ -49,9 +49,11 @@ class Quantisation:
         """Returns the storage of a checkpoint that rounds fewest weights. Raises UserError, ReadFault."""
         usual, own = Precision.Q4 if self.symmetric else Precision.Q4_ZERO, {}
         with closing(OpenFiles()) as files:
-            for matrix in (matrix for layer in spec.layers for matrix in layer.matrices):
-                tensor = tensors.get(matrix.source)
-                kept = isinstance(tensor, Int4Tensor) and cut_at_blocks(matrix, GROUP) and tensor.fits(files)
+            for matrix, count in (one for layer in spec.layers for one in layer.counted_matrices):
+                found = map(tensors.get, sources_of(matrix.source, count))
+                kept = cut_at_blocks(matrix, GROUP) and all(
+                    isinstance(tensor, Int4Tensor) and tensor.fits(files) for tensor in found
+                )
                 own[matrix.source] = usual if kept else Precision.Q8
         return Storage.keeping(spec, own)
 
@@ -121,9 +123,9 @@ def rounded_matrices(
     found: Counter[tuple[str, str]] = Counter()
     errors: defaultdict[tuple[str, str], QuantisationError] = defaultdict(QuantisationError)
     for key, blob in spec.blobs.items():
-        for matrix in blob.matrices:
+        for matrix, experts in blob.counted_matrices:
             precision = storage.of_matrix(key, matrix)
-            tensor = tensors[matrix.source]
+            tensor = tensors[sources_of(matrix.source, 1)[0]]
             is_rounded = matrix.source in noisy
             if isinstance(tensor, BlockTensor):
                 kind = tensor.kind
@@ -133,7 +135,8 @@ def rounded_matrices(
                 kind = tensor.scheme.upper()
             else:
                 continue
-            found[kind, precision.value] += is_rounded or (precision is Precision.BF16 and kind != "BF16")
+            is_rounded |= precision is Precision.BF16 and kind != "BF16"
+            found[kind, precision.value] += experts * is_rounded
             errors[kind, precision.value] += noisy.get(matrix.source, QuantisationError())
     apart = quantisation is not None and quantisation.is_apart
     for (kind, rounded), count in sorted(found.items()):

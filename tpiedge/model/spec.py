@@ -1,5 +1,5 @@
 """Describes a model's pack. The unit of q and o is a query head. The unit of k and v is a KV head. The unit of FFN
-and vocabulary is a tile of 128 rows."""
+and vocabulary is a tile of 128 rows, that of experts a tile of 64 rows of each."""
 
 from collections.abc import Iterator, Mapping
 from typing import Final
@@ -8,10 +8,12 @@ from tpiedge.errors import UserError
 from tpiedge.model.blocks import Layer, Norms
 from tpiedge.model.config import ModelConfig
 from tpiedge.model.families import FAMILIES
+from tpiedge.pack.layout import FFN_MATRICES
 from tpiedge.pack.reader import Pack
-from tpiedge.pack.specs import BlobSpec, MatrixSpec, ModelSpec, VectorSpec
+from tpiedge.pack.specs import ROUTER, BlobSpec, ExpertsSpec, MatrixSpec, ModelSpec, VectorSpec
 
 TILE_ROWS = 128
+EXPERT_ROWS = 64
 
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
@@ -81,14 +83,19 @@ def config_of_pack(pack: Pack) -> ModelConfig:
 
 
 def _layer(config: ModelConfig, layer: Layer, prefix: str) -> BlobSpec:
-    hidden, unit, ffn = config.hidden_size, layer.attention.width, layer.ffn.columns
+    hidden, unit, ffn, family = (
+        config.hidden_size,
+        layer.attention.width,
+        layer.ffn,
+        FAMILIES[config.model_type],
+    )
     queries, keys = layer.attention.heads * unit, layer.attention.kv_heads * unit
     attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
     qkv = {name: queries if name == "q" else keys for name in layer.attention.projections}
-    inner = dict.fromkeys(layer.ffn.names[:-1], ffn)
+    inner = dict.fromkeys(ffn.names[:-1], ffn.columns) if ffn else {}
     names = {name: f"{attention}.{name}_proj.weight" for name in (*qkv, "o")}
     names |= {name: f"{mlp}.{name}_proj.weight" for name in (*inner, "down")}
-    if FAMILIES[config.model_type].fused:
+    if family.fused:
         names |= dict(_rows_of(f"{attention}.qkv_proj.weight", qkv))
         names |= dict(_rows_of(f"{mlp}.gate_up_proj.weight", inner))
     vectors = [
@@ -106,8 +113,9 @@ def _layer(config: ModelConfig, layer: Layer, prefix: str) -> BlobSpec:
         *(MatrixSpec(stored[name], names[name], rows, hidden, unit) for name, rows in qkv.items()),
         MatrixSpec("o", names["o"], queries, hidden, unit, transposed=True),
         *(MatrixSpec(name, names[name], rows, hidden, TILE_ROWS) for name, rows in inner.items()),
-        MatrixSpec("down", names["down"], ffn, hidden, TILE_ROWS, transposed=True),
     )
+    if ffn is not None:
+        matrices += (MatrixSpec("down", names["down"], ffn.columns, hidden, TILE_ROWS, transposed=True),)
     if layer.inputs is not None:
         columns = layer.inputs.columns
         gate, projection = (
@@ -121,13 +129,26 @@ def _layer(config: ModelConfig, layer: Layer, prefix: str) -> BlobSpec:
     if layer.scaled:
         vectors.append(VectorSpec("layer_scalar", f"{prefix}.layer_scalar", 1))
     has_bias = {**dict.fromkeys("qkv", layer.attention.qkv_bias), "o": layer.attention.o_bias}
-    has_bias |= dict.fromkeys(layer.ffn.names, layer.ffn.bias)
+    has_bias |= dict.fromkeys(ffn.names, ffn.bias) if ffn else {}
     for matrix in matrices:
         if has_bias.get(matrix.name.removesuffix("_whole")):
             bias = f"{matrix.source.removesuffix('weight')}bias"
             name = f"{matrix.name.removesuffix('_whole')}_bias"
             vectors.append(VectorSpec(name, bias, matrix.source_shape[0]))
-    return BlobSpec(matrices, tuple(vectors))
+    if layer.experts is None:
+        return BlobSpec(matrices, tuple(vectors))
+    place, *of_expert = family.experts
+    vectors.append(VectorSpec(ROUTER, f"{prefix}.{place}.gate.weight", layer.experts.count * hidden))
+    of_each = tuple(
+        MatrixSpec(
+            name,
+            f"{prefix}.{place}.experts.{{}}.{source}.weight",
+            *(layer.experts.columns, hidden, EXPERT_ROWS),
+            transposed=name == "down",
+        )
+        for name, source in zip(FFN_MATRICES, of_expert, strict=True)
+    )
+    return BlobSpec(matrices, tuple(vectors), ExpertsSpec(layer.experts.count, layer.experts.chosen, of_each))
 
 
 def _rows_of(tensor: str, rows: Mapping[str, int]) -> Iterator[tuple[str, str]]:

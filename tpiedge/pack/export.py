@@ -5,7 +5,9 @@ import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 
@@ -20,7 +22,7 @@ from tpiedge.pack.files import (
     lock_target,
     partial_folder,
 )
-from tpiedge.pack.layout import PanelLayout, RowLayout
+from tpiedge.pack.layout import MatrixLayout, PanelLayout, RowLayout, VectorLayout
 from tpiedge.pack.reader import Pack, verify_pack
 from tpiedge.pack.specs import JSON, BlobKey, whole_source
 from tpiedge.pack.writer import STRIP_BYTES, transpose
@@ -91,8 +93,8 @@ def export_safetensors(pack: Pack, out: Path, shard_bytes: int = 4_000_000_000) 
                 with (folder / name).open("wb") as file:
                     file.write(header(shard))
                     for tensor in shard:
-                        for key, name in places[tensor.name][1]:
-                            for part in _stored_parts(pack, key, name):
+                        for key, place in places[tensor.name][1]:
+                            for part in _stored_parts(pack, key, place):
                                 file.write(array_bytes(part))
                     file.flush()
                     os.fsync(file.fileno())
@@ -101,17 +103,21 @@ def export_safetensors(pack: Pack, out: Path, shard_bytes: int = 4_000_000_000) 
         return [out / name for name in shards]
 
 
-def _places(pack: Pack) -> dict[str, tuple[TensorEntry, list[tuple[BlobKey, str]]]]:
+_Place: TypeAlias = MatrixLayout | VectorLayout
+
+
+def _places(pack: Pack) -> dict[str, tuple[TensorEntry, list[tuple[BlobKey, _Place]]]]:
     """Returns name -> (tensor, the pack's matrices or vector that it consists of)."""
-    found: dict[str, tuple[TensorEntry, list[tuple[BlobKey, str]]]] = {}
+    found: dict[str, tuple[TensorEntry, list[tuple[BlobKey, _Place]]]] = {}
     seen = set()
     for key in pack.keys:
-        layout = pack.layout(key)
-        entries = [
-            (m.name, TensorEntry(m.source, STORED.get(m.precision, "F32"), m.source_shape))
-            for m in layout.matrices
+        layout, spec = pack.layout(key), pack.spec.blobs[key]
+        experts = map(layout.experts.of_expert, range(layout.experts.count)) if layout.experts else ()
+        entries: list[tuple[_Place, TensorEntry]] = [
+            (m, TensorEntry(m.source, STORED.get(m.precision, "F32"), m.source_shape))
+            for m in chain(layout.matrices, *experts)
         ]
-        entries += [(v.name, TensorEntry(v.source, STORED[v.precision], (v.length,))) for v in layout.vectors]
+        entries += [(v, TensorEntry(v.source, STORED[v.precision], spec.shape_of(v))) for v in layout.vectors]
         for part, entry in entries:
             if entry.name in seen:
                 continue
@@ -125,18 +131,15 @@ def _places(pack: Pack) -> dict[str, tuple[TensorEntry, list[tuple[BlobKey, str]
     return found
 
 
-def _stored_parts(pack: Pack, key: BlobKey, part: str) -> Iterator[Array]:
-    layout = pack.layout(key)
+def _stored_parts(pack: Pack, key: BlobKey, place: _Place) -> Iterator[Array]:
     with OpenFile(pack.blob_path(key)) as file:
-        for place in layout.vectors:
-            if place.name == part:
+        match place:
+            case VectorLayout():
                 yield file.array(place.offset, (place.nbytes,), np.dtype(np.uint8))
-                return
-        match layout.matrix(part):
-            case RowLayout() as matrix:
-                yield from _matrix_parts(matrix, file)
-            case PanelLayout() as matrix:
-                yield from dequantised_rows(matrix, file)
+            case RowLayout():
+                yield from _matrix_parts(place, file)
+            case PanelLayout():
+                yield from dequantised_rows(place, file)
 
 
 def _matrix_parts(matrix: RowLayout, file: OpenFile) -> Iterator[Array]:

@@ -4,32 +4,42 @@
    row per output feature. A row-parallel matrix (o, down; `transposed`) has a row per input feature.
 2. In f32 and bf16, a row takes `cols * itemsize` bytes rounded up to ROW_ALIGN. Rows of zeros fill up a unit.
 3. In other precisions, a unit has panels (kernels/panels.py), then zeros.
-4. The vectors (norms, biases) form one section at the start of the blob. Each vector is aligned to ROW_ALIGN. The
-   section is aligned to ALIGN. All other bytes are zero.
+4. The vectors (norms, biases, a router) form one section at the start of the blob. Each vector is aligned to
+   ROW_ALIGN. The section is aligned to ALIGN. All other bytes are zero.
+5. Experts are stored after the matrices, expert after expert. In f32 and bf16, an expert has matrix after matrix. In
+   other precisions, it has unit after unit, and in a unit the panels of every matrix. A matrix begins at the same
+   place in each unit, so a short last unit has gaps.
 """
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import accumulate, pairwise
 from types import MappingProxyType
-from typing import Final
+from typing import ClassVar, Final, TypeAlias
 
+from msgspec import structs
 from msgspec.structs import astuple
 
 from tpiedge.errors import UserError
 from tpiedge.kernels.panels import PANEL, PanelShape
 from tpiedge.pack.share import Axis, NodeShare, Share, units_of
-from tpiedge.pack.specs import JSON, BlobSpec, MatrixSpec, ModelSpec, Precision, VectorSpec
+from tpiedge.pack.specs import JSON, BlobSpec, ExpertsSpec, MatrixSpec, ModelSpec, Precision, VectorSpec
 
 ALIGN = 4096
 ROW_ALIGN = 64
 
 ATTENTION_MATRICES = ("q", "k", "v", "o")
 FFN_MATRICES = ("gate", "up", "down")
-#: The matrices that are cut along an axis. All others are whole on every node.
-AXES: Final[Mapping[Axis, tuple[str, ...]]] = {"attention": ATTENTION_MATRICES, "ffn": FFN_MATRICES}
+EXPERTS: Final = "experts"
+#: What is cut along an axis. All other matrices are whole on every node.
+AXES: Final[Mapping[Axis, tuple[str, ...]]] = {
+    "attention": ATTENTION_MATRICES,
+    "ffn": FFN_MATRICES,
+    "experts": (EXPERTS,),
+}
 _AXIS_OF: Final = {name: axis for axis, names in AXES.items() for name in names}
 #: Matrices with a row for each token, of which rank 0 reads some rows.
 _TABLES: Final = ("embedding", "inputs_embedding", "head")
@@ -37,8 +47,8 @@ _TABLES: Final = ("embedding", "inputs_embedding", "head")
 
 @dataclass(frozen=True)
 class HashedRange:
-    """A unit of a matrix, or the vector section (`matrix` "", `unit` 0). `index` is its place in the table of
-    hashes."""
+    """A unit of a matrix or of an expert, or the vector section (`matrix` "", `unit` 0). `index` is its place in the
+    table of hashes."""
 
     matrix: str
     unit: int
@@ -80,6 +90,9 @@ class MatrixLayout(MatrixSpec, frozen=True, kw_only=True, dict=True):
         if start == stop:
             return offset, 0
         return offset, (stop - 1 - start) * self.unit_nbytes(0) + self.unit_nbytes(stop - 1)
+
+    def held_nbytes(self, units: Share) -> int:
+        return self.span(units.start, units.stop)[1]
 
     def ranges(self, start: int, stop: int) -> Iterator[HashedRange]:
         for unit in range(start, stop):
@@ -141,6 +154,126 @@ class PanelLayout(MatrixLayout, frozen=True, kw_only=True, dict=True):
         return self.span(unit, unit + 1)[0] + within // PANEL * nbytes, nbytes
 
 
+class _InterleavedLayout(PanelLayout, frozen=True, kw_only=True, dict=True):
+    """A matrix of an expert, with panels of other matrices between its units."""
+
+    stride: int
+
+    def unit_nbytes(self, unit: int) -> int:
+        del unit
+        return self.stride
+
+
+class _UnitsLayout(MatrixLayout, frozen=True, kw_only=True, dict=True):
+    """The units of an expert whose matrices interleave, each from its place in a unit on."""
+
+    parts: tuple[PanelLayout, ...]
+    places: tuple[int, ...]
+
+    def unit_nbytes(self, unit: int) -> int:
+        return whole_pages(self.places[-1] + self.parts[-1].shape(unit).nbytes)
+
+
+@dataclass(frozen=True)
+class ExpertsLayout:
+    """The matrices of a layer's experts. A node has the same units of every expert."""
+
+    count: int
+    chosen: int
+    #: The matrices of the first expert. Their sources say "{}" for its number.
+    matrices: tuple[MatrixLayout, ...]
+    #: What of the first expert is adjacent: all units, or those of a matrix.
+    runs: tuple[MatrixLayout, ...]
+    name: ClassVar[str] = EXPERTS
+
+    @staticmethod
+    def of(
+        spec: ExpertsSpec, precisions: Sequence[Precision], offset: int, first_range: int
+    ) -> "ExpertsLayout":
+        kind = PanelLayout if precisions[0].quantised else RowLayout
+        matrices: list[MatrixLayout] = []
+        for matrix, precision in zip(spec.matrices, precisions, strict=True):
+            placed = kind(*astuple(matrix), precision=precision, offset=offset, first_range=first_range)
+            matrices.append(placed)
+            if not precision.quantised:
+                offset, first_range = offset + placed.nbytes, first_range + placed.units
+        if not precisions[0].quantised:
+            return ExpertsLayout(spec.count, spec.chosen, tuple(matrices), tuple(matrices))
+        panels = tuple(one for one in matrices if isinstance(one, PanelLayout))
+        places = (0, *accumulate(one.shape(0).nbytes for one in panels[:-1]))
+        run = _UnitsLayout(
+            *astuple(spec.matrices[0]),
+            precision=precisions[0],
+            offset=offset,
+            first_range=first_range,
+            parts=panels,
+            places=places,
+        )
+        stride = run.unit_nbytes(0)
+        interleaved = (
+            _InterleavedLayout(
+                *astuple(matrix),
+                precision=one.precision,
+                offset=offset + place,
+                first_range=first_range,
+                stride=stride,
+            )
+            for matrix, one, place in zip(spec.matrices, panels, places, strict=True)
+        )
+        return ExpertsLayout(spec.count, spec.chosen, tuple(interleaved), (run,))
+
+    @cached_property
+    def units(self) -> int:
+        return self.matrices[0].units
+
+    @property
+    def range_count(self) -> int:
+        return self.count * sum(run.units for run in self.runs)
+
+    @cached_property
+    def nbytes(self) -> int:
+        return self.held_nbytes(Share(self.units))
+
+    def held_nbytes(self, units: Share) -> int:
+        return self.count * self.expert_nbytes(units)
+
+    def expert_nbytes(self, units: Share) -> int:
+        """Returns the bytes of some units of one expert, on disk and in a node's memory."""
+        return sum(run.held_nbytes(units) for run in self.runs)
+
+    def places(self, units: Share) -> Sequence[slice]:
+        """Returns the place of each matrix among the bytes of some units of an expert. Panels of others may lie
+        between."""
+        if isinstance(self.runs[0], _UnitsLayout):
+            return [slice(place, None) for place in self.runs[0].places]
+        stops = (0, *accumulate(run.held_nbytes(units) for run in self.runs))
+        return [slice(*ends) for ends in pairwise(stops)]
+
+    def ranges(self, start: int, stop: int) -> Iterator[HashedRange]:
+        whole, ranges = self.expert_nbytes(Share(self.units)), self.range_count // self.count
+        of_first = [item for run in self.runs for item in run.ranges(start, stop)]
+        for expert in range(self.count):
+            for item in of_first:
+                offset, index = item.offset + expert * whole, item.index + expert * ranges
+                yield HashedRange(f"expert {expert}", item.unit, offset, item.length, index)
+
+    def of_expert(self, expert: int) -> tuple[MatrixLayout, ...]:
+        """Returns the matrices of an expert with their sources."""
+        offset, ranges = expert * self.expert_nbytes(Share(self.units)), self.range_count // self.count
+        return tuple(
+            structs.replace(
+                one,
+                source=one.source.replace("{}", str(expert)),
+                offset=one.offset + offset,
+                first_range=one.first_range + expert * ranges,
+            )
+            for one in self.matrices
+        )
+
+
+StoredPart: TypeAlias = MatrixLayout | ExpertsLayout
+
+
 def whole_pages(nbytes: int) -> int:
     return round_up(nbytes, ALIGN)
 
@@ -168,6 +301,7 @@ class BlobLayout:
     matrices: tuple[MatrixLayout, ...]
     nbytes: int
     range_count: int
+    experts: ExpertsLayout | None = None
 
     @staticmethod
     def of(
@@ -187,7 +321,7 @@ class BlobLayout:
         section = offset = whole_pages(offset)
         matrices: list[MatrixLayout] = []
         ranges = 1 if section else 0
-        for matrix in spec.matrices:
+        for matrix, _ in spec.counted_matrices:
             inputs = min(matrix.rows, matrix.rows_per_unit) if matrix.transposed else matrix.cols
             stored = kept.get(matrix.source, precision)
             if stored.quantised and inputs > 1 << 20:  # a panel, as f32, takes 64 MB then
@@ -195,15 +329,22 @@ class BlobLayout:
                     f"pack layout, {matrix.name}: {inputs} inputs are too many to be quantised; pack with --precision "
                     "bf16"
                 )
+        for matrix in spec.matrices:
+            stored = kept.get(matrix.source, precision)
             kind = PanelLayout if stored.quantised else RowLayout
             placed = kind(*astuple(matrix), precision=stored, offset=offset, first_range=ranges)
             matrices.append(placed)
             offset, ranges = offset + placed.nbytes, ranges + placed.units
+        experts = None
+        if spec.experts:
+            own = [kept.get(matrix.source, precision) for matrix in spec.experts.matrices]
+            experts = ExpertsLayout.of(spec.experts, own, offset, ranges)
+            offset, ranges = offset + experts.nbytes, ranges + experts.range_count
         if offset > 1 << 42 or ranges > 1 << 20:
             raise UserError(
                 f"pack layout: a blob of {offset} bytes and {ranges} ranges is larger than any; pack again"
             )
-        return BlobLayout(precision, tuple(vectors), section, tuple(matrices), offset, ranges)
+        return BlobLayout(precision, tuple(vectors), section, tuple(matrices), offset, ranges, experts)
 
     def matrix(self, name: str) -> MatrixLayout:
         return self._matrix_by_name[name]
@@ -214,39 +355,64 @@ class BlobLayout:
 
     def ranges(self) -> Iterator[HashedRange]:
         yield from self.vector_ranges()
-        for matrix in self.matrices:
-            yield from matrix.ranges(0, matrix.units)
+        for part in self.parts:
+            yield from part.ranges(0, part.units)
 
     def descriptor(self) -> Mapping[str, JSON]:
         """Returns the fields that a blob's id covers."""
         unusual = [v.precision.value for v in self.vectors if v.precision is not self.precision.of_vectors]
-        kept: dict[str, JSON] = {
-            m.name: m.precision.value for m in self.matrices if m.precision is not self.precision
+        of_experts = self.experts.matrices if self.experts else ()
+        named = {
+            **{m.name: m for m in self.matrices},
+            **{f"{EXPERTS}.{m.name}": m for m in of_experts},
         }
+        kept: dict[str, JSON] = {
+            name: m.precision.value for name, m in named.items() if m.precision is not self.precision
+        }
+        described: list[JSON] = [
+            [name, m.rows, m.cols, m.rows_per_unit, m.transposed] for name, m in named.items()
+        ]
         return {
             "precision": self.precision.value,
             "vectors": [[v.name, v.length] for v in self.vectors],
-            "matrices": [[m.name, m.rows, m.cols, m.rows_per_unit, m.transposed] for m in self.matrices],
+            "matrices": described,
+            **({"experts": self.experts.count} if self.experts else {}),
             **({"vector_precisions": unusual} if unusual else {}),
             **({"matrix_precisions": kept} if kept else {}),
         }
 
-    def block(self, axis: Axis | None) -> tuple[MatrixLayout, ...]:
-        """Returns the matrices that are cut along `axis` (None: whole on every node of the blob)."""
-        cut = (matrix for matrix in self.matrices if matrix.name not in _TABLES)
-        return tuple(matrix for matrix in cut if _AXIS_OF.get(matrix.name) == axis)
+    @property
+    def parts(self) -> tuple[StoredPart, ...]:
+        """What is stored after the vectors."""
+        return (*self.matrices, *([self.experts] if self.experts else []))
+
+    def part(self, name: str) -> StoredPart:
+        return self.experts if self.experts and name == EXPERTS else self.matrix(name)
+
+    def block(self, axis: Axis) -> tuple[StoredPart, ...]:
+        """Returns what is cut along `axis`."""
+        return tuple(part for part in self.parts if _AXIS_OF.get(part.name) == axis)
 
     @property
-    def row_parallel(self) -> tuple[MatrixLayout, ...]:
-        return tuple(matrix for matrix in self.matrices if matrix.transposed)
+    def whole(self) -> tuple[MatrixLayout, ...]:
+        """The matrices that are whole on every node of the blob."""
+        return tuple(one for one in self.matrices if one.name not in _TABLES and one.name not in _AXIS_OF)
+
+    @property
+    def row_parallel(self) -> tuple[StoredPart, ...]:
+        """What has outputs that nodes sum: of attention, of the FFN or the experts, and of inputs."""
+        found: list[StoredPart] = [matrix for matrix in self.matrices if matrix.transposed]
+        if self.experts:
+            found.insert(1, self.experts)
+        return tuple(found)
 
     @cached_property
     def _matrix_by_name(self) -> Mapping[str, MatrixLayout]:
         return {matrix.name: matrix for matrix in self.matrices}
 
 
-def share_of_matrix(matrix: MatrixLayout, share: NodeShare, whole: NodeShare) -> Share:
-    """Returns a node's units of a layer's matrix. `whole` has all units of each axis. Raises UserError."""
+def share_of_matrix(matrix: StoredPart, share: NodeShare, whole: NodeShare) -> Share:
+    """Returns a node's units of a layer's matrix or experts. `whole` has all units of each axis. Raises UserError."""
     axis = _AXIS_OF.get(matrix.name)
     if axis is None:
         return Share(matrix.units)
@@ -312,8 +478,8 @@ class Storage:
     ) -> "Storage":
         """Stores each of the layers' matrices in its own precision. `own`: source -> precision."""
         weights: Counter[Precision] = Counter()
-        for matrix in (matrix for layer in spec.layers for matrix in layer.matrices):
-            weights[own[matrix.source]] += matrix.rows * matrix.cols
+        for matrix, count in (one for layer in spec.layers for one in layer.counted_matrices):
+            weights[own[matrix.source]] += count * matrix.rows * matrix.cols
         usual = weights.most_common(1)[0][0]
         kept = {source: stored for source, stored in own.items() if stored is not usual}
         return replace(Storage.of(usual, tied=spec.tied, embedding=embedding, head=head), kept=kept)
@@ -328,7 +494,7 @@ class Storage:
         return usual if key == "head" else self.kept.get(matrix.source, usual)
 
     def layout(self, key: int | str, spec: BlobSpec) -> BlobLayout:
-        kept = {one.source: self.of_matrix(key, one) for one in spec.matrices}
+        kept = {one.source: self.of_matrix(key, one) for one, _ in spec.counted_matrices}
         return BlobLayout.of(spec, self.of_blob(key), vectors_f32=self.vectors_f32, kept=kept)
 
     def label(self, *, tied: bool) -> str:

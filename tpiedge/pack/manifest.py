@@ -24,7 +24,8 @@ TEXT_FOLDER = "text"
 MAX_MANIFEST_BYTES = 16 << 20  # 1024 layers take 3 MB
 _FORMAT = "tpiedge-pack"
 # Packs with quantised matrices have version 2 since kernels/panels.py interleaves scales and codes. Packs whose config
-# lists layers have version 3, because version 1 and 2 are read by releases that know Llama's layers only.
+# lists layers have version 3, because version 1 and 2 are read by releases that know Llama's layers only. Packs with
+# experts list layers.
 _VERSIONS = 1, 2, 3
 
 _BlobId = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
@@ -146,7 +147,7 @@ def _parse(document: Any) -> Manifest:
         raise UserError(f"a pack of version {found.version}, not {right}: pack again with this tpiedge")
     if spec.tied and storage.embedding is not storage.head:
         raise UserError("two precisions for an embedding that is the head, too: pack again")
-    known = {matrix.source for layer in spec.layers for matrix in layer.matrices}
+    known = {matrix.source for layer in spec.layers for matrix, _ in layer.counted_matrices}
     known |= {matrix.source for matrix in spec.embedding.matrices[1:]}
     if unknown := storage.kept.keys() - known:
         raise UserError(f"no layer has the matrix {min(unknown)!r:.100}: pack again")
@@ -160,7 +161,8 @@ def _parse(document: Any) -> Manifest:
 
 
 def _version(spec: ModelSpec, storage: Storage) -> int:
-    return 3 if "layers" in spec.config else 2 if storage.layers.quantised else 1
+    lists = "layers" in spec.config or any(layer.experts for layer in spec.layers)
+    return 3 if lists else 2 if storage.layers.quantised else 1
 
 
 def _checksum(body: Mapping[str, JSON]) -> str:

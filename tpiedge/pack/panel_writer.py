@@ -8,7 +8,7 @@ not cover this file.
 import math
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,7 @@ from tpiedge.kernels.panels import GROUP, Array, Codes
 from tpiedge.kernels.quantise import CannotQuantise, QuantisationError, quantise_unit
 from tpiedge.pack.dtypes import NUMPY
 from tpiedge.pack.files import Closable, open_regular
-from tpiedge.pack.layout import PanelLayout
+from tpiedge.pack.layout import BlobLayout, MatrixLayout, PanelLayout
 from tpiedge.pack.quantised import cut_at_blocks
 from tpiedge.pack.source import TensorSource
 from tpiedge.pack.specs import CHOICES, JSON, Precision
@@ -47,16 +47,16 @@ class TensorQuality(msgspec.Struct, frozen=True):
         return QuantisationError(self.signal, self.noise)
 
 
-_StoredPart = tuple[Array, TensorQuality, bool]
-"""Stored bytes of a tensor, their error, and whether they are the tensor's first."""
+_Stored = tuple[Array, Sequence[TensorQuality]]
+"""Stored bytes, and their errors by tensor."""
 
 
 class Quantiser(Closable):
-    """Quantises in up to four threads, while another reads. `close` waits for all. `quality` has an entry per
-    tensor."""
+    """Quantises in up to four threads, while another reads. `close` waits for all. `quality` has an entry per tensor;
+    the tensors of all experts are one."""
 
     def __init__(self, search: bool) -> None:
-        self.quality: list[TensorQuality] = []
+        self.quality: dict[str, TensorQuality] = {}
         self._search = search
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="tpiedge-pack-read")
         affinity = getattr(os, "sched_getaffinity", None)
@@ -67,44 +67,77 @@ class Quantiser(Closable):
         for threads in (self._reader, self._pool):
             threads.shutdown(cancel_futures=True)
 
-    def parts(self, matrices: Iterable[PanelLayout], source: TensorSource) -> Iterator[Array]:
-        """Yields the matrices' stored bytes in order, with padding. Raises UserError."""
-        jobs = (job for matrix in matrices for job in _jobs(matrix, source))
-        waiting: deque[tuple[Future[_StoredPart], int]] = deque()
+    def parts(self, layout: BlobLayout, source: TensorSource) -> Iterator[Array]:
+        """Yields the stored bytes of the quantised matrices in order, with padding. Raises UserError."""
+        jobs = (job for run in _runs(layout) for job in _jobs(*run, source))
+        waiting: deque[tuple[Future[_Stored], int]] = deque()
         reading = self._reader.submit(next, jobs, None)
         while (job := reading.result()) is not None:
             reading = self._reader.submit(next, jobs, None)
-            waiting.append((self._pool.submit(job.run, self._search), job.values.nbytes))
+            nbytes = sum(values.nbytes for values in job.values)
+            waiting.append((self._pool.submit(job.run, self._search), nbytes))
             while sum(nbytes for _, nbytes in waiting) > 3 * PIECE_BYTES:
                 yield self._counted(waiting.popleft()[0])
         while waiting:
             yield self._counted(waiting.popleft()[0])
 
-    def _counted(self, part: "Future[_StoredPart]") -> Array:
-        stored, quality, begins = part.result()
-        if not begins:
-            error = self.quality.pop().error + quality.error
-            quality = msgspec.structs.replace(quality, **vars(error))
-        self.quality.append(quality)
+    def _counted(self, part: "Future[_Stored]") -> Array:
+        stored, found = part.result()
+        for quality in found:
+            before = self.quality.get(quality.tensor)
+            error = quality.error + (before.error if before else QuantisationError())
+            self.quality[quality.tensor] = msgspec.structs.replace(quality, **vars(error))
         return stored
 
 
 @dataclass(frozen=True)
-class _Job:
-    """Units of a matrix and their values, [outputs, inputs]."""
+class _Part:
+    """A matrix, the number of its expert if it has one, and where it begins in a unit."""
 
     matrix: PanelLayout
-    units: range
-    values: Array | Codes
+    expert: int = 0
+    place: int = 0
 
-    def run(self, search: bool) -> _StoredPart:
-        matrix, total = self.matrix, QuantisationError()
-        stored = np.zeros(matrix.span(self.units.start, self.units.stop)[1], np.uint8)
+    @property
+    def source(self) -> str:
+        return self.matrix.source.replace("{}", str(self.expert))
+
+
+def _runs(layout: BlobLayout) -> Iterator[tuple[MatrixLayout, Sequence[_Part]]]:
+    """Yields the quantised matrices that are stored unit after unit."""
+    for matrix in layout.matrices:
+        if isinstance(matrix, PanelLayout):
+            yield matrix, [_Part(matrix)]
+    if layout.experts is None:
+        return
+    for expert in range(layout.experts.count):
+        placed = zip(layout.experts.matrices, layout.experts.places(range(1)), strict=True)
+        parts = [_Part(one, expert, place.start) for one, place in placed if isinstance(one, PanelLayout)]
+        if parts:
+            yield layout.experts.runs[0], parts
+
+
+@dataclass(frozen=True)
+class _Job:
+    """Units of matrices and their values, [outputs, inputs]. `run_of` has the bytes of the units."""
+
+    run_of: MatrixLayout
+    parts: Sequence[_Part]
+    units: range
+    values: Sequence[Array | Codes]
+
+    def run(self, search: bool) -> _Stored:
+        stored = np.zeros(self.run_of.span(self.units.start, self.units.stop)[1], np.uint8)
+        pairs = zip(self.parts, self.values, strict=True)
+        return stored, [self._fill(stored, part, values, search) for part, values in pairs]
+
+    def _fill(self, stored: Array, part: _Part, values: Array | Codes, search: bool) -> TensorQuality:
+        matrix, total = part.matrix, QuantisationError()
         for number, unit in enumerate(self.units):
             first, shape = number * matrix.rows_per_unit, matrix.shape(unit)
             rows = slice(first, first + matrix.unit_rows(unit))
-            values_OI = self.values[:, rows] if matrix.transposed else self.values[rows]
-            into = stored[number * matrix.unit_nbytes(0) :][: shape.nbytes]
+            values_OI = values[:, rows] if matrix.transposed else values[rows]
+            into = stored[number * self.run_of.unit_nbytes(0) + part.place :][: shape.nbytes]
             if isinstance(values_OI, Codes):
                 into[:] = values_OI.panels(shape)
                 with np.errstate(over="ignore"):
@@ -115,34 +148,39 @@ class _Job:
             except CannotQuantise as error:
                 row = error.output + (0 if matrix.transposed else unit * matrix.rows_per_unit)
                 raise UserError(
-                    f"tensor {matrix.source}, row {row} {error.reason}: it cannot be quantised; pack with --precision "
+                    f"tensor {part.source}, row {row} {error.reason}: it cannot be quantised; pack with --precision "
                     "bf16 or f32, or repair the checkpoint"
                 ) from None
-        quality = TensorQuality(matrix.source, matrix.name, matrix.precision, **vars(total))
-        return stored, quality, self.units.start == 0
+        return TensorQuality(matrix.source, matrix.name, matrix.precision, **vars(total))
 
 
-def _jobs(matrix: PanelLayout, source: TensorSource) -> Iterator[_Job]:
-    shape = matrix.shape(0)
-    unit_bytes = shape.outputs * shape.inputs * NUMPY[source.dtype(matrix.source)].itemsize
+def _jobs(run: MatrixLayout, parts: Sequence[_Part], source: TensorSource) -> Iterator[_Job]:
+    unit_bytes = sum(
+        shape.outputs * shape.inputs * NUMPY[source.dtype(part.source)].itemsize
+        for part in parts
+        for shape in [part.matrix.shape(0)]
+    )
     per_piece, per_job = (max(1, nbytes // unit_bytes) for nbytes in (PIECE_BYTES, PIECE_BYTES // 4))
-    for first in range(0, matrix.units, per_piece):
-        piece = range(first, min(first + per_piece, matrix.units))
-        values = _read(matrix, piece, source)
+    for first in range(0, run.units, per_piece):
+        piece = range(first, min(first + per_piece, run.units))
+        read = [_read(part, piece, source) for part in parts]
         for done in range(0, len(piece), per_job):
             units = piece[done : done + per_job]
-            rows = slice(done * matrix.rows_per_unit, (done + len(units)) * matrix.rows_per_unit)
-            yield _Job(matrix, units, values[:, rows] if matrix.transposed else values[rows])
+            rows = slice(done * run.rows_per_unit, (done + len(units)) * run.rows_per_unit)
+            both = zip(parts, read, strict=True)
+            values = [one[:, rows] if part.matrix.transposed else one[rows] for part, one in both]
+            yield _Job(run, parts, units, values)
 
 
-def _read(matrix: PanelLayout, units: range, source: TensorSource) -> Array | Codes:
+def _read(part: _Part, units: range, source: TensorSource) -> Array | Codes:
     """Reads `units` as [outputs, inputs]: the source's codes if possible, else numbers. Raises UserError."""
+    matrix = part.matrix
     rows, cols = matrix.rows_of(units), range(matrix.cols)
     if matrix.transposed:
         rows, cols = cols, rows
     # Groups begin with units in the pack, but perhaps not in the source.
     if not matrix.transposed or len(units) == 1 or matrix.rows_per_unit % GROUP == 0:
-        codes = source.read_codes(matrix.source, rows, cols, matrix.precision.format)
+        codes = source.read_codes(part.source, rows, cols, matrix.precision.format)
         if codes is not None:
             return codes
     if matrix.precision not in CHOICES:
@@ -150,10 +188,10 @@ def _read(matrix: PanelLayout, units: range, source: TensorSource) -> Array | Co
         if cut_at_blocks(matrix, GROUP):
             cause = "a scale is NaN or infinite; repair the file or download it again"
         raise UserError(
-            f"tensor {matrix.source}, units {units.start} to {units.stop - 1} of {matrix.units} cannot be kept as "
+            f"tensor {part.source}, units {units.start} to {units.stop - 1} of {matrix.units} cannot be kept as "
             f"{matrix.precision.value}: {cause}"
         )
-    return source.read(matrix.source, rows, cols)
+    return source.read(part.source, rows, cols)
 
 
 QUALITY_NAME = "quality.json"

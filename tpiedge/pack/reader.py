@@ -31,6 +31,8 @@ class Pack:
         self.config = manifest.spec.config
         self.storage = manifest.storage
         self.num_layers = len(manifest.blobs.layers)
+        #: Later layers repeat the ones before.
+        self.distinct_layers = manifest.distinct_layers
         self.keys = tuple(self.spec.blobs)
         ids = manifest.blobs.embedding, *manifest.blobs.layers, manifest.blobs.head
         self._ids = dict(zip(self.keys, ids, strict=True))
@@ -86,13 +88,14 @@ class Pack:
 
     @cached_property
     def whole(self) -> NodeShare:
-        """All layers, and all units of each axis: as many as in the layer that has fewest of them."""
+        """All layers, and all units of each axis that the pack has: as many as in the layer that has fewest of them."""
 
         def units(axis: Axis) -> Share:
             blocks = (self.layout(layer).block(axis) for layer in range(self.num_layers))
-            return Share(min((max(matrix.units for matrix in block) for block in blocks if block), default=0))
+            return Share(min((max(part.units for part in block) for block in blocks if block), default=0))
 
-        return NodeShare(Share(self.num_layers), {axis: units(axis) for axis in AXES})
+        axes = {axis: found for axis in AXES if (found := units(axis))}
+        return NodeShare(Share(self.num_layers), axes)
 
     @cached_property
     def q4_nbytes(self) -> int:
@@ -131,15 +134,16 @@ class Pack:
         for axis, (start, stop) in given.items():
             if stop > (most := known.get(axis, 0)):
                 raise ProtocolError(f"the plan has units [{start}, {stop}) of {axis!r:.40}, the model {most}")
-        return NodeShare(self.whole.layers, {axis: Share(*given.get(axis, (0, 0))) for axis in AXES})
+        axes = {axis: Share(*given.get(axis, (0, 0))) for axis in self.whole.axes}
+        return NodeShare(self.whole.layers, axes)
 
     def share_ranges(self, layer: int, share: NodeShare) -> list[HashedRange]:
         """Returns the ranges of a layer that a node of `share` needs."""
         layout = self.layout(layer)
         found = [*layout.vector_ranges()]
-        for matrix in layout.matrices:
-            units = share_of_matrix(matrix, share, self.whole)
-            found.extend(matrix.ranges(units.start, units.stop))
+        for part in layout.parts:
+            units = share_of_matrix(part, share, self.whole)
+            found.extend(part.ranges(units.start, units.stop))
         return found
 
     def share_bytes(self, layer: int, share: NodeShare) -> int:

@@ -7,8 +7,8 @@ from typing import Final, Literal, TypeAlias
 from tpiedge.errors import UserError
 from tpiedge.wire.fields import ShareRanges, UnitRange
 
-Axis: TypeAlias = Literal["attention", "ffn"]
-"""Its units are divided among nodes: query heads, or tiles of the narrowest FFN."""
+Axis: TypeAlias = Literal["attention", "ffn", "experts"]
+"""Its units are divided among nodes: query heads, tiles of the narrowest FFN, or columns of every expert."""
 Share: TypeAlias = range
 """Units [start, stop) of a matrix or an axis."""
 _NOTHING: Final = Share(0)

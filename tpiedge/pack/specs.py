@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias, Union
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from tpiedge.errors import UserError
 
@@ -67,6 +67,15 @@ CHOICES: Final = (Precision.F32, Precision.BF16, Precision.Q8, Precision.Q4)
 """The precisions to which any weights can be rounded."""
 
 
+ROUTER: Final = "router"
+"""The name of the vector that has a router's matrix, row after row."""
+
+
+def sources_of(source: str, count: int) -> tuple[str, ...]:
+    """Returns the tensors of `count` experts' matrix, or the one of a matrix that no expert has."""
+    return tuple(source.replace("{}", str(expert)) for expert in range(count))
+
+
 def whole_source(source: str) -> tuple[str, range | None]:
     """Returns (the checkpoint's tensor, the rows of it that `source` names, or None for all). The source of a matrix
     that is some rows of a tensor is "NAME#FIRST:LAST"."""
@@ -96,6 +105,15 @@ class MatrixSpec(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
         return (self.cols, self.rows) if self.transposed else (self.rows, self.cols)
 
 
+class ExpertsSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Matrices that each of `count` experts has. A token uses `chosen` experts. "{}" in a source stands for an expert's
+    number."""
+
+    count: Annotated[int, Meta(ge=1, le=1024)]
+    chosen: Annotated[int, Meta(ge=1, le=1024)]
+    matrices: Annotated[tuple[MatrixSpec, ...], Meta(min_length=1, max_length=8)]
+
+
 class VectorSpec(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     name: _Name
     source: _Source
@@ -104,10 +122,12 @@ class VectorSpec(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
 
 @dataclass(frozen=True)
 class BlobSpec:
-    """The matrices and vectors of one blob: a layer, the embedding or the head."""
+    """The matrices and vectors of one blob: a layer, the embedding or the head. A layer with experts has the vector
+    ROUTER."""
 
     matrices: tuple[MatrixSpec, ...] = ()
     vectors: tuple[VectorSpec, ...] = ()
+    experts: ExpertsSpec | UnsetType = UNSET
 
     def __post_init__(self) -> None:
         names = [matrix.name for matrix in self.matrices] + [vector.name for vector in self.vectors]
@@ -115,11 +135,29 @@ class BlobSpec:
             raise UserError(f"pack layout: {len(names)} parts in one blob, more than 64; pack again")
         if len(set(names)) != len(names):
             raise UserError(f"pack layout: a name occurs twice in one blob ({', '.join(names)}); pack again")
+        if self.experts and len({(one.rows, one.rows_per_unit) for one in self.experts.matrices}) > 1:
+            raise UserError("pack layout: the matrices of an expert have unlike units; pack again")
+
+    @property
+    def counted_matrices(self) -> tuple[tuple[MatrixSpec, int], ...]:
+        """All matrices, those of all experts as one. Each has the number of experts, or 1."""
+        of_experts = [(one, self.experts.count) for one in self.experts.matrices] if self.experts else []
+        return (*((one, 1) for one in self.matrices), *of_experts)
 
     @property
     def source_shapes(self) -> dict[str, tuple[int, ...]]:
-        matrices = {matrix.source: matrix.source_shape for matrix in self.matrices}
-        return matrices | {vector.source: (vector.length,) for vector in self.vectors}
+        matrices = {
+            source: matrix.source_shape
+            for matrix, count in self.counted_matrices
+            for source in sources_of(matrix.source, count)
+        }
+        return matrices | {vector.source: self.shape_of(vector) for vector in self.vectors}
+
+    def shape_of(self, vector: VectorSpec) -> tuple[int, ...]:
+        """Returns the shape of a vector's tensor. A router has a row for each expert."""
+        if self.experts and vector.name == ROUTER:
+            return self.experts.count, vector.length // self.experts.count
+        return (vector.length,)
 
 
 @dataclass(frozen=True)

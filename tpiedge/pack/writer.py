@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 import msgspec
@@ -26,7 +27,7 @@ from tpiedge.pack.files import (
     write_synced,
 )
 from tpiedge.pack.hashes import RECORD_BYTES, blob_id, record_of
-from tpiedge.pack.layout import BlobLayout, PanelLayout, RowLayout, Storage, storage_of
+from tpiedge.pack.layout import BlobLayout, RowLayout, Storage, storage_of
 from tpiedge.pack.manifest import BLOB_FOLDER, MANIFEST_NAME, BlobIds, Manifest, load_manifest, manifest_text
 from tpiedge.pack.panel_writer import QUALITY_NAME, Quality, Quantiser
 from tpiedge.pack.source import TensorSource
@@ -84,7 +85,7 @@ def write_pack(
                         "the checkpoint was changed while it was packed: pack again when nobody writes to it"
                     )
                 if storage.layers.quantised:
-                    quality = Quality(tuple(quantiser.quality)).to_json()
+                    quality = Quality(tuple(quantiser.quality.values())).to_json()
                     write_synced(partial / QUALITY_NAME, json.dumps(quality, indent=1).encode())
                 layers = tuple(ids[layer % distinct] for layer in range(len(spec.layers)))
                 stored = BlobIds(ids["embedding"], layers, ids["head"])
@@ -231,17 +232,17 @@ STRIP_BYTES = 40 << 20
 def _parts(layout: BlobLayout, source: TensorSource, quantiser: Quantiser) -> Iterator[Array]:
     if layout.vectors_nbytes:
         yield _vector_section(layout, source)
-    for matrix in layout.matrices:
+    experts = map(layout.experts.of_expert, range(layout.experts.count)) if layout.experts else ()
+    for matrix in chain(layout.matrices, *experts):
         if isinstance(matrix, RowLayout):
             yield from _matrix_parts(matrix, source)
-    panels = [matrix for matrix in layout.matrices if isinstance(matrix, PanelLayout)]
-    yield from quantiser.parts(panels, source)  # all matrices or none
+    yield from quantiser.parts(layout, source)  # all matrices or none
 
 
 def _vector_section(layout: BlobLayout, source: TensorSource) -> Array:
     section = np.zeros(layout.vectors_nbytes, np.uint8)
     for vector in layout.vectors:
-        values = source.read(vector.source)[0]
+        values = source.read(vector.source).reshape(-1)
         stored = convert(values, source.dtype(vector.source), vector.precision)
         section[vector.offset : vector.offset + vector.nbytes] = stored.view(np.uint8)
     return section

@@ -172,7 +172,7 @@ class _Candidates:
         small = too_small(model, machine)
         if small is not None:
             return small
-        if self.bounds[index].limit * model.shape.ffn_tiles < 1:
+        if self.bounds[index].limit * max(model.shape.ffn_tiles, model.shape.experts) < 1:
             free = format_bytes(machine.free_disk_bytes or 0)
             why = f"its disk has {free} for weights, which is too little for any share"
             return SpareReason("no room", f"{why}: free some there, or start it again with another --cache")
@@ -223,9 +223,11 @@ def without_native(model: ModelFacts, isa: str) -> SpareReason | None:
 def too_small(model: ModelFacts, machine: MachineFacts) -> SpareReason | None:
     """Refuses a worker whose memory is too small for any part. Otherwise returns None."""
     shape, nothing = model.shape, Share(0)
-    last_tile = shape.share(nothing, Share(shape.ffn_tiles - 1, shape.ffn_tiles))  # which may be a short one
-    kv_head = shape.share(Share(shape.group_size), nothing)
-    least = min(smallest_bytes(model, 1, share, machine) for share in (last_tile, kv_head))
+    parts = [shape.share(Share(shape.group_size), nothing)]
+    # The last tile may be a short one.
+    parts += [shape.share(nothing, Share(tiles)[-1:]) for tiles in [shape.ffn_tiles] if tiles]
+    parts += [shape.share(nothing, nothing, Share(tiles)[-1:]) for tiles in [shape.experts] if tiles]
+    least = min(smallest_bytes(model, 1, share, machine) for share in parts)
     if machine.memory_bytes is None or machine.memory_bytes >= least:
         return None
     return SpareReason(

@@ -1,7 +1,8 @@
 """Divides every layer among nodes so that the slowest node takes the least time. Pure.
 
-A node with a fraction f of W bytes computes for f W / speed seconds. Meanwhile it reads the weights beyond its pinned
-bytes for (f W - pinned) / disk rate seconds (TPI-LLM, section 3.3). Rates are in bytes per second.
+A node with a fraction f of W bytes computes for f W / speed seconds; of experts, only a token's count for it.
+Meanwhile the node reads the weights beyond its pinned bytes for (f W - pinned) / disk rate seconds (TPI-LLM, section
+3.3). Rates are in bytes per second.
 """
 
 from bisect import bisect_left
@@ -9,7 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tpiedge.memory.residency import smallest_ring
-from tpiedge.planner.needs import Infeasible, ModelFacts, NodeFacts, base_bytes
+from tpiedge.planner.needs import (
+    Infeasible,
+    ModelFacts,
+    NodeFacts,
+    base_bytes,
+    expert_bytes,
+    used_bytes,
+)
 from tpiedge.units import format_bytes, format_least
 
 _ALL = 1 - 1e-12  # of a layer: sums are rounded
@@ -67,17 +75,20 @@ class Bound:
 
 def node_bound(model: ModelFacts, rank: int, node: NodeFacts) -> Bound:
     weights, kv_cache = model.whole_bytes
+    used, experts = used_bytes(model, model.shape.whole), expert_bytes(model, model.shape.whole)
     pinned = pinned_limit(model, rank, node)
-    disk, computed, before = node.disk_bytes_per_s, node.speed / weights, -model.replicated_bytes / weights
+    disk, computed, before = node.disk_bytes_per_s, node.speed / used, -model.replicated_bytes / used
     if not node.streams or disk is None or (node.memory_bytes is None and node.keeping.pin != "none"):
         return Bound(pinned, pinned, computed, computed_at_once=before)
     head, limit, (ring, least) = _head(model, rank), pinned, _ring(model, rank, node)
     room = _room(model, rank, node)
     if node.memory_bytes is not None:
-        streaming = min((room - least) / max(kv_cache, 1), room / (kv_cache + ring))
+        fixed = kv_cache + experts
+        streaming = min((room - least) / max(fixed, 1), room / (fixed + ring))
         limit = max(pinned, min(_disk_limit(model, rank, node, weights), streaming))
     if node.keeping.pin == "none":
-        return Bound(limit, -1.0, computed, disk / weights, -head / weights, before)
+        streamed = weights - experts
+        return Bound(limit, -1.0, computed, disk / streamed, -head / streamed, before)
     kept = weights + kv_cache + ring
     return Bound(limit, pinned, computed, disk / kept, (room - least - head) / kept, before)
 

@@ -8,8 +8,8 @@ from typing import TypeAlias
 
 from tpiedge.kernels.kv_format import KVFormat, page_positions
 from tpiedge.memory.residency import smallest_ring
-from tpiedge.memory.sweep import head_tile_bytes, ring_bytes
-from tpiedge.pack.layout import AXES, BlobLayout
+from tpiedge.memory.sweep import BLOCKS, head_tile_bytes, ring_bytes
+from tpiedge.pack.layout import BlobLayout, ExpertsLayout, StoredPart
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.share import Axis, NodeShare, Share, units_of
 from tpiedge.units import MIB, format_bytes, format_least
@@ -21,16 +21,19 @@ NODE_BASE_BYTES = 328 * MIB
 _COMPANION_BYTES = 64 * MIB  # of it, the part of the master or the worker's agent
 _MOVED_PAGES = 2  # as much memory, with all heads, do pages on their way from and to the disk take
 _REMEDY = "raise its memory limit or shorten the context"
+_NOTHING = Share(0)
 
 
 @dataclass(frozen=True)
 class LayerShape:
-    """The layers, and the units that nodes divide. `kv_heads`: KV heads of the layer that has fewest."""
+    """The layers, and the units that nodes divide. `kv_heads`: KV heads of the layer that has fewest. `experts`: tiles
+    of every expert."""
 
     heads: int
     kv_heads: int
     ffn_tiles: int
     layers: int
+    experts: int = 0
 
     @property
     def group_size(self) -> int:
@@ -38,22 +41,28 @@ class LayerShape:
 
     @cached_property
     def whole(self) -> NodeShare:
-        return self.share(Share(self.heads), Share(self.ffn_tiles))
+        return self.share(Share(self.heads), Share(self.ffn_tiles), Share(self.experts))
 
-    def share(self, heads: Share, tiles: Share) -> NodeShare:
+    def share(self, heads: Share, tiles: Share, experts: Share = _NOTHING) -> NodeShare:
         """Returns a share of all layers."""
-        return NodeShare(Share(self.layers), {"attention": heads, "ffn": tiles})
+        axes: dict[Axis, tuple[int, Share]] = {
+            "attention": (self.heads, heads),
+            "ffn": (self.ffn_tiles, tiles),
+            "experts": (self.experts, experts),
+        }
+        return NodeShare(Share(self.layers), {axis: own for axis, (units, own) in axes.items() if units})
 
 
 @dataclass(frozen=True)
 class MatrixFacts:
     """The stored bytes of one unit, and of the last one, of a matrix or of several that have the same axis and number
-    of units."""
+    of units. A token needs the part `used` of them."""
 
     axis: Axis
     units: int
     unit_bytes: int
     last_bytes: int
+    used: float = 1.0
 
     def nbytes(self, shape: LayerShape, share: NodeShare) -> int:
         held = units_of(share.along(self.axis), len(shape.whole.axes[self.axis]), self.units)
@@ -107,13 +116,14 @@ class ModelFacts:
 
     @cached_property
     def matrices(self) -> tuple[MatrixFacts, ...]:
-        """All layers' matrices, added up by axis and number of units."""
-        sums: dict[tuple[Axis, int], tuple[int, int]] = {}
+        """All layers' matrices, added up by axis, number of units and part that a token needs."""
+        sums: dict[tuple[Axis, int, float], tuple[int, int]] = {}
         for block, count in self.blocks.items():
             for one in block:
-                unit, last = sums.get((one.axis, one.units), (0, 0))
-                sums[one.axis, one.units] = unit + count * one.unit_bytes, last + count * one.last_bytes
-        return tuple(MatrixFacts(*key, *nbytes) for key, nbytes in sums.items())
+                key = one.axis, one.units, one.used
+                unit, last = sums.get(key, (0, 0))
+                sums[key] = unit + count * one.unit_bytes, last + count * one.last_bytes
+        return tuple(MatrixFacts(axis, units, *nbytes, used) for (axis, units, used), nbytes in sums.items())
 
     @cached_property
     def largest_blocks(self) -> tuple[BlockFacts, ...]:
@@ -175,7 +185,7 @@ class Infeasible:
 
 def model_facts(pack: Pack, *, compute: Compute, kv: KVPrecision) -> ModelFacts:
     layouts, int8 = [pack.layout(number) for number in range(pack.num_layers)], compute == "int8"
-    blocks = Counter(filter(None, (_block_facts(one, axis) for one in layouts for axis in AXES)))
+    blocks = Counter(filter(None, (_block_facts(one, axes) for one in layouts for axes in BLOCKS.values())))
     # A layer without k keeps no keys.
     keys = [matrix for layout in layouts for matrix in layout.matrices if matrix.name in ("k", "k_whole")]
     formats = [KVFormat(kv, matrix.rows_per_unit) for matrix in keys]
@@ -183,12 +193,13 @@ def model_facts(pack: Pack, *, compute: Compute, kv: KVPrecision) -> ModelFacts:
     kept = Counter[int]()
     for matrix, stored in zip(keys, formats, strict=True):
         kept[matrix.units] += stored.part_bytes(page_tokens)
-    replicated = sum(matrix.nbytes for layout in layouts for matrix in layout.block(None))
+    replicated = sum(matrix.nbytes for layout in layouts for matrix in layout.whole)
     key, head = pack.head_matrix
     head_layout, heads = pack.layout(key), len(pack.whole.along("attention"))
-    projections = (embedding := pack.layout("embedding")).block(None)
+    projections = (embedding := pack.layout("embedding")).whole
+    tiles, experts = (len(pack.whole.along(axis)) for axis in BLOCKS["ffn"])
     return ModelFacts(
-        shape=LayerShape(heads, min(kept, default=heads), len(pack.whole.along("ffn")), pack.num_layers),
+        shape=LayerShape(heads, min(kept, default=heads), tiles, pack.num_layers, experts),
         blocks=blocks,
         kv=kept,
         kv_page_tokens=page_tokens,
@@ -206,11 +217,13 @@ def model_facts(pack: Pack, *, compute: Compute, kv: KVPrecision) -> ModelFacts:
     )
 
 
-def _block_facts(layout: BlobLayout, axis: Axis) -> BlockFacts:
-    return tuple(
-        MatrixFacts(axis, one.units, one.unit_nbytes(0), one.unit_nbytes(one.units - 1))
-        for one in layout.block(axis)
-    )
+def _block_facts(layout: BlobLayout, axes: Sequence[Axis]) -> BlockFacts:
+    def facts(axis: Axis, part: StoredPart) -> MatrixFacts:
+        units = Share(part.units)
+        used = part.chosen / part.count if isinstance(part, ExpertsLayout) else 1.0
+        return MatrixFacts(axis, part.units, part.held_nbytes(units[:1]), part.held_nbytes(units[-1:]), used)
+
+    return tuple(facts(axis, part) for axis in axes for part in layout.block(axis))
 
 
 def _is_within(block: BlockFacts, other: BlockFacts) -> bool:
@@ -243,9 +256,23 @@ def layers_bytes(model: ModelFacts, share: NodeShare) -> int:
     return sum(one.nbytes(model.shape, share) for one in model.matrices)
 
 
+def used_bytes(model: ModelFacts, share: NodeShare) -> float:
+    """Returns the bytes of a share's matrices that a token needs, without replicated ones."""
+    return sum(one.used * one.nbytes(model.shape, share) for one in model.matrices)
+
+
+def expert_bytes(model: ModelFacts, share: NodeShare) -> int:
+    """Returns the bytes of a share's experts, which are never streamed."""
+    return sum(one.nbytes(model.shape, share) for one in model.matrices if one.axis == "experts")
+
+
 def pieces_of_blocks(model: ModelFacts, rank: int, share: NodeShare) -> tuple[tuple[int, ...], ...]:
-    """Returns the bytes of each nonempty matrix of the largest blocks. Rank 0 also has a tile of the LM head."""
-    blocks = [[one.nbytes(model.shape, share) for one in block] for block in model.largest_blocks]
+    """Returns the bytes of each nonempty matrix of the largest blocks, without experts. Rank 0 also has a tile of the
+    LM head."""
+    blocks = [
+        [one.nbytes(model.shape, share) for one in block if one.axis != "experts"]
+        for block in model.largest_blocks
+    ]
     head = [model.head_tile_bytes if rank == 0 else 0]
     return tuple(tuple(filter(None, sizes)) for sizes in (*blocks, head))
 
@@ -273,7 +300,7 @@ def node_need(model: ModelFacts, rank: int, share: NodeShare, node: NodeFacts) -
 def smallest_bytes(model: ModelFacts, rank: int, share: NodeShare, node: NodeFacts) -> int:
     """Returns the least memory with which the node works."""
     whole = whole_need(model, rank, share, node)
-    matrices, blocks = _matrix_bytes(model, rank, whole), pieces_of_blocks(model, rank, share)
+    matrices, blocks = _matrix_bytes(model, rank, share, whole), pieces_of_blocks(model, rank, share)
     window = _window(blocks, matrices, node.keeping)
     return whole.total_bytes - matrices + _least(blocks, matrices, window, node.keeping)
 
@@ -281,7 +308,7 @@ def smallest_bytes(model: ModelFacts, rank: int, share: NodeShare, node: NodeFac
 def node_seconds(model: ModelFacts, share: NodeShare, node: NodeFacts, need: NodeNeed) -> float:
     """Predicts a sweep's seconds in all layers."""
     loading = need.streamed_bytes / node.disk_bytes_per_s if node.disk_bytes_per_s else 0.0
-    return max((layers_bytes(model, share) + model.replicated_bytes) / node.speed, loading)
+    return max((used_bytes(model, share) + model.replicated_bytes) / node.speed, loading)
 
 
 def head_seconds(model: ModelFacts, node: NodeFacts) -> float:
@@ -292,7 +319,7 @@ def head_seconds(model: ModelFacts, node: NodeFacts) -> float:
 def _held(
     model: ModelFacts, rank: int, share: NodeShare, whole: NodeNeed, node: NodeFacts
 ) -> NodeNeed | Infeasible:
-    keeping, matrices = node.keeping, _matrix_bytes(model, rank, whole)
+    keeping, matrices = node.keeping, _matrix_bytes(model, rank, share, whole)
     fixed = whole.total_bytes - matrices
     has_room = node.memory_bytes is None or whole.total_bytes <= node.memory_bytes
     if has_room and keeping.pin == "auto" and not (keeping.window_bytes or keeping.window_blocks):
@@ -303,9 +330,10 @@ def _held(
     enough = max(matrices, least)  # a ring may be larger than all matrices of a small model
     room = enough if node.memory_bytes is None else min(enough, node.memory_bytes - fixed)
     if room < least:
-        has = format_bytes(node.memory_bytes or 0)
+        has, kept_bytes = format_bytes(node.memory_bytes or 0), expert_bytes(model, share)
+        experts = f"experts {format_bytes(kept_bytes)}, " if kept_bytes else ""
         return Infeasible(
-            f"node {rank} needs at least {format_least(fixed + least)} (weights {format_bytes(least)} of "
+            f"node {rank} needs at least {format_least(fixed + least)} ({experts}weights {format_bytes(least)} of "
             f"{format_bytes(matrices)}, KV cache {format_bytes(whole.kv_bytes)}, program "
             f"{format_bytes(whole.base_bytes)}) but may use {has}; {_REMEDY}"
         )
@@ -334,5 +362,6 @@ def _window(blocks: Sequence[Sequence[int]], matrices: int, keeping: Keeping) ->
     return min(keeping.window_bytes or keeping.window_blocks * max(map(sum, blocks)), matrices)
 
 
-def _matrix_bytes(model: ModelFacts, rank: int, whole: NodeNeed) -> int:
-    return whole.weight_bytes - model.resident(rank)
+def _matrix_bytes(model: ModelFacts, rank: int, share: NodeShare, whole: NodeNeed) -> int:
+    """Returns the bytes of what can be streamed."""
+    return whole.weight_bytes - model.resident(rank) - expert_bytes(model, share)

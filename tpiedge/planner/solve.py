@@ -15,7 +15,7 @@ from functools import cache, partial
 from typing import TypeAlias
 
 from tpiedge.errors import UserError
-from tpiedge.pack.share import NodeShare, Share
+from tpiedge.pack.share import Axis, NodeShare, Share
 from tpiedge.planner.fractions import fractions, least_sweep_s, node_bound, shortage
 from tpiedge.planner.needs import (
     Infeasible,
@@ -97,8 +97,10 @@ def partition(shape: LayerShape, weights: Sequence[ShareWeight]) -> tuple[NodeSh
     attention = [weight.attention for weight in weights]
     cut = heads_per_cut(shape, attention)
     counts = [cut * cuts for cuts in apportion(attention, shape.heads // cut)]
-    ffn = apportion([weight.ffn for weight in weights], shape.ffn_tiles)
-    return tuple(map(shape.share, intervals(counts), intervals(ffn)))
+    ffn, experts = (
+        apportion([weight.ffn for weight in weights], tiles) for tiles in (shape.ffn_tiles, shape.experts)
+    )
+    return tuple(map(shape.share, intervals(counts), intervals(ffn), intervals(experts)))
 
 
 def heads_per_cut(shape: LayerShape, weights: Sequence[float]) -> int:
@@ -223,9 +225,13 @@ def _fit_whole_units(
     leasts = sorted(part for part in set(parts) if part > 0)
     for least in leasts if limit_s == math.inf else leasts[:1]:
         attention = _fit_attention(shape, [part if part >= least else 0 for part in parts], has_room)
-        tiles = attention and _fit_ffn(shape, parts, attention, has_room)
-        if attention and tiles:
-            return tuple(map(shape.share, attention, tiles))
+        if attention is None:
+            continue
+        own = tuple(shape.share(heads, Share(0)) for heads in attention)
+        own = _fit_tiles("experts", shape.experts, parts, own, has_room)
+        own = _fit_tiles("ffn", shape.ffn_tiles, parts, own, has_room)
+        if own:
+            return own
     return None
 
 
@@ -241,17 +247,23 @@ def _fit_attention(shape: LayerShape, weights: Sequence[float], has_room: _HasRo
     return None if counts is None else intervals([cut * count for count in counts])
 
 
-def _fit_ffn(
-    shape: LayerShape, weights: Sequence[float], attention: Sequence[Share], has_room: _HasRoom
-) -> list[Share] | None:
+def _fit_tiles(
+    axis: Axis, tiles: int, weights: Sequence[float], shares: Sequence[NodeShare], has_room: _HasRoom
+) -> tuple[NodeShare, ...]:
+    """Adds tiles of one axis to shares that have none. Returns () if they do not fit."""
+    if not (tiles and shares):
+        return tuple(shares)
     last = max(rank for rank, weight in enumerate(weights) if weight > 0)
 
-    def fits(rank: int, count: int) -> bool:
-        start = shape.ffn_tiles - count if rank == last else 0  # the last tile may be a short one
-        return has_room(rank, shape.share(attention[rank], Share(start, start + count)))
+    def extended(rank: int, own: Share) -> NodeShare:
+        return replace(shares[rank], axes={**shares[rank].axes, axis: own})
 
-    counts = apportion_within(weights, shape.ffn_tiles, partial(_most, fits))
-    return None if counts is None else intervals(counts)
+    def fits(rank: int, count: int) -> bool:
+        start = tiles - count if rank == last else 0  # the last tile may be a short one
+        return has_room(rank, extended(rank, Share(start, start + count)))
+
+    counts = apportion_within(weights, tiles, partial(_most, fits))
+    return () if counts is None else tuple(map(extended, range(len(shares)), intervals(counts)))
 
 
 def _most(fits: Callable[[int, int], bool], rank: int, units: int) -> int:

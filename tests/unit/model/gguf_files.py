@@ -1,6 +1,7 @@
 """GGUF files of small random models, written by the `gguf` package."""
 
 import hashlib
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,6 +39,8 @@ class TinyGguf:
     exact_vectors: bool = False
     #: Whether a fused architecture has q, k and v apart, as its older files.
     split: bool = False
+    #: Experts in place of the FFNs.
+    experts: int = 0
 
     def tensors(self) -> dict[str, Array]:
         """Name in the file -> f32, queries and keys already in the file's order."""
@@ -72,7 +75,7 @@ class TinyGguf:
             if self.architecture == "qwen2":
                 sizes = {"attn_q": queries, "attn_k": keys, "attn_v": keys}
                 part |= {f"{name}.bias": vector(size) for name, size in sizes.items()}
-            if self.architecture in ("qwen3", "gemma3"):
+            if self.architecture in ("qwen3", "qwen3moe", "gemma3"):
                 part |= {f"{name}.weight": vector(self.head_dim) for name in ("attn_q_norm", "attn_k_norm")}
             if self.architecture == "olmo2":
                 part |= {"attn_q_norm.weight": vector(queries), "attn_k_norm.weight": vector(keys)}
@@ -83,6 +86,12 @@ class TinyGguf:
                 if not self.split:
                     part["attn_qkv.weight"] = np.vstack([part.pop(f"attn_{name}.weight") for name in "qkv"])
                 part["ffn_up.weight"] = np.vstack([part.pop("ffn_gate.weight"), part["ffn_up.weight"]])
+            if self.experts:
+                for name in ("ffn_gate", "ffn_up", "ffn_down"):
+                    each = [matrix(*part[f"{name}.weight"].shape) for _ in range(self.experts)]
+                    del part[f"{name}.weight"]
+                    part[f"{name}_exps.weight"] = np.stack(each)
+                part["ffn_gate_inp.weight"] = matrix(self.experts, self.hidden)
             found |= {f"blk.{layer}.{name}": value for name, value in part.items()}
         found |= self.extra
         return {name: value for name, value in found.items() if name not in self.without}
@@ -138,7 +147,8 @@ def write_gguf(
             try:
                 raw = gguf.quants.quantize(values, GGMLQuantizationType[kind])
             except NotImplementedError:  # the package writes few types
-                raw = some_blocks(kind, *values.shape, name)
+                rows = math.prod(values.shape[:-1])
+                raw = some_blocks(kind, rows, values.shape[-1], name).reshape(*values.shape[:-1], -1)
             writer.add_tensor(name, raw, raw_dtype=GGMLQuantizationType[kind])
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

@@ -2,15 +2,20 @@ import json
 import math
 import os
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
+from tests import mixtures
 from tpiedge.errors import UserError
 from tpiedge.model.checkpoint import Checkpoint
 from tpiedge.model.config import ModelConfig
 from tpiedge.model.spec import model_spec
+from tpiedge.pack.source import TensorSource
 from tpiedge.pack.specs import ModelSpec
 
 Tensors = dict[str, tuple[str, list[int], int]]
@@ -185,3 +190,37 @@ def test_model_without_head_needs_tied_embeddings(
         make_safetensors(bare | {"lm_head.weight": tensors["lm_head.weight"]})
     )
     Checkpoint.open(folder).check(model_spec(checkpoint.config))
+
+
+def test_stacked_experts_are_those_of_the_files_by_expert(tmp_path: Path) -> None:
+    random, by_expert, stacked = np.random.default_rng(5), dict[str, np.ndarray](), dict[str, np.ndarray]()
+    for name, shape in mixtures.SPEC.source_shapes.items():
+        by_expert[name] = random.standard_normal(shape).astype(np.float32)
+    for name, values in by_expert.items():
+        if ".experts." not in name:
+            stacked[name] = values
+    for layer in (0, 2, 3):
+        place = f"model.layers.{layer}.mlp.experts"
+
+        def stack(matrix: str, place: str = place) -> np.ndarray:
+            names = (f"{place}.{expert}.{matrix}_proj.weight" for expert in range(mixtures.COUNT))
+            return np.stack([by_expert[name] for name in names])
+
+        stacked[f"{place}.gate_up_proj"] = np.concatenate((stack("gate"), stack("up")), 1)
+        stacked[f"{place}.down_proj"] = stack("down")
+    found = []
+    for number, tensors in enumerate((by_expert, stacked)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        save_file(tensors, folder / "model.safetensors")
+        (folder / "config.json").write_text(json.dumps(mixtures.VALUES))
+        checkpoint = Checkpoint.open(folder)
+        checkpoint.check(mixtures.SPEC)
+        with closing(TensorSource(checkpoint.tensors)) as source:
+            found.append({name: source.read(name) for name in mixtures.SPEC.source_shapes})
+    for name, values in found[0].items():
+        np.testing.assert_array_equal(found[1][name], values, err_msg=name)
+    stacked["model.layers.0.mlp.experts.down_proj"] = stacked["model.layers.0.mlp.experts.down_proj"][:4]
+    save_file(stacked, folder / "model.safetensors")
+    with pytest.raises(UserError, match=r"experts\.0\.down_proj\.weight is missing"):
+        Checkpoint.open(folder).check(mixtures.SPEC)

@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests import mixtures
 from tpiedge.errors import UserError
+from tpiedge.model.blocks import Experts
 from tpiedge.model.config import ModelConfig, pooling_config, usual_pooling
 from tpiedge.model.presets import PRESETS, preset
 from tpiedge.model.spec import model_spec
@@ -360,3 +362,71 @@ def test_random_huggingface_field_values_are_read_or_refused(data: st.DataObject
         message = str(error)
     assert message.isprintable()
     assert config is None or ModelConfig.from_json(config.to_json()) == config
+
+
+def mixed(**changes: Any) -> ModelConfig:
+    return parse({**mixtures.VALUES, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "with_experts"),
+    [
+        ({}, [0, 2, 3]),
+        ({"mlp_only_layers": None}, [0, 1, 2, 3]),
+        ({"mlp_only_layers": [], "decoder_sparse_step": 2}, [1, 3]),
+        ({"decoder_sparse_step": 2}, [3]),
+    ],
+)
+def test_layers_of_qwen_with_experts_are_those_of_transformers(
+    changes: dict[str, Any], with_experts: list[int]
+) -> None:
+    layers = mixed(**changes).layers
+    assert [number for number, one in enumerate(layers) if one.experts] == with_experts
+    assert [number for number, one in enumerate(layers) if one.ffn is None] == with_experts
+
+
+@pytest.mark.parametrize(
+    ("changes", "experts"),
+    [
+        ({}, Experts(5, 2, 200)),
+        ({"num_experts": None, "num_local_experts": 9}, Experts(9, 2, 200)),
+        ({"num_local_experts": 5}, Experts(5, 2, 200)),
+        ({"num_experts": None, "norm_topk_prob": False}, Experts(128, 2, 200, normalised=False)),
+        ({"model_type": "olmoe"}, Experts(5, 2, 300)),
+        ({"model_type": "olmoe", "norm_topk_prob": False}, Experts(5, 2, 300, normalised=False)),
+        ({"model_type": "mixtral", "norm_topk_prob": False}, Experts(5, 2, 300)),
+        ({"model_type": "mixtral", "num_experts": None}, Experts(8, 2, 300)),
+    ],
+)
+def test_experts_follow_model_family(changes: dict[str, Any], experts: Experts) -> None:
+    config = mixed(**changes)
+    assert config.first.experts == experts
+    assert ModelConfig.from_json(json.loads(json.dumps(config.to_json()))) == config
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"num_experts_per_tok": 6}, "num_experts_per_tok is 6, but there are 5 experts"),
+        ({"num_local_experts": 7}, "num_local_experts is 7, but num_experts is 5"),
+        ({"num_experts": 2000}, "num_experts is 2000"),
+        ({"mlp_only_layers": 3}, "mlp_only_layers is 3"),
+        ({"decoder_sparse_step": 0}, "decoder_sparse_step is 0"),
+        ({"model_type": "olmoe", "clip_qkv": 8.0}, "clip_qkv is set"),
+        ({"n_routed_experts": 4}, "n_routed_experts is set: mixture-of-experts models of 'qwen3_moe'"),
+        ({"model_type": "qwen3"}, "num_experts is set: mixture-of-experts models of 'qwen3'"),
+    ],
+)
+def test_impossible_experts_are_refused(changes: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(UserError, match=complaint):
+        mixed(**changes)
+
+
+def test_manifest_with_experts_of_another_family_is_refused() -> None:
+    values = mixed().to_json()
+    assert "experts" not in values["layers"][1]
+    with pytest.raises(UserError, match="experts, which llama has not"):
+        ModelConfig.from_json(json.loads(json.dumps(values | {"model_type": "llama"})))
+    values["layers"][1]["ffn"] = None
+    with pytest.raises(UserError, match="both experts and an FFN, or none, in layer 1"):
+        ModelConfig.from_json(json.loads(json.dumps(values)))

@@ -408,7 +408,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "post_ffw_norm.weight is missing",
     ),
     ({"keys": {"split.count": 3}}, "is one part of several: give the first, whose name ends in -00001-of-"),
-    ({"keys": {"llama.expert_count": 8}}, "mixture-of-experts"),
+    ({"keys": {"llama.expert_count": 8}}, "blk.0.ffn_gate_exps.weight is missing"),
     ({"keys": {"llama.rope.dimension_count": 16}}, "rope.dimension_count is 16, not the numbers of a head"),
     ({"keys": {"llama.rope.scaling.type": "longrope"}}, "supported are none, linear, yarn"),
     ({"keys": {"llama.attention.layer_norm_rms_epsilon": 5.0}}, "layer_norm_rms_epsilon is 5.0"),

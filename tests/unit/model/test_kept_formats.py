@@ -93,7 +93,7 @@ def stored_bytes(kind: str, path: Path) -> bytes:
         closing(TensorSource({"w": BlockTensor(kind, (40, 512), path, 0)})) as source,
         Quantiser(search=True) as quantiser,
     ):
-        return b"".join(part.tobytes() for part in quantiser.parts(layout.matrices, source))  # type: ignore[arg-type]
+        return b"".join(part.tobytes() for part in quantiser.parts(layout, source))
 
 
 @pytest.mark.parametrize("kind", FORMAT_OF)

@@ -110,6 +110,7 @@ QWEN = "Qwen/Qwen3-4B-GGUF"
     ("qwen3:4b-instruct-q4_K_M@v1", HubName(QWEN, "v1", "Q4_K_M")),
     ("qwen3:latest", parse_hub_name("qwen3-8b")),
     ("qwen3", parse_hub_name("qwen3-8b")),
+    ("qwen3:30b", HubName("Qwen/Qwen3-30B-A3B-GGUF", quant="Q4_K_M")),
     ("qwen3:5b", None),
     ("qwen3:4b:Q8_0", None),
     ("tinyllama:1.1b-q4_0", None),  # is pulled as a checkpoint
@@ -131,7 +132,7 @@ def test_name_is_parsed_as_ollama_takes_it(text: str, found: HubName | None) -> 
 
 @pytest.mark.parametrize(("name", "nearest"), [
     ("gemma:7b", "mistral-7b or"), ("gemma3n:e4b", "gemma3-4b or"), ("gpt-oss", "gemma3-4b or"),
-    ("command-r", "gemma3-4b or"), ("gemma4:26b", "gemma2-27b or"), ("qwen3:30b", "gemma4-31b or gemma2-27b"),
+    ("command-r", "gemma3-4b or"), ("gemma4:26b", "gemma2-27b or"), ("qwen3:30b", None), ("mixtral", None),
     ("granite4:3b", "llama3.2-3b or"), ("philosopher", None), ("phind", None), ("phi4:14b", None),
     ("google/gemma-4-31B-it", None), ("gemma3:4b", None), ("granite3.3:2b", None), ("qwen3:4b", None),
     ("gemma-3:5b", None), ("olmo-2", None), ("phi3.5", None), ("gemma:2b", "gemma2-2b or"), ("gemma2:9b", None),

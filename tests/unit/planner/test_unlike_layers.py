@@ -86,7 +86,7 @@ def test_planned_bytes_of_unlike_layers_are_those_of_the_pack(pack: Pack, weight
     for rank, share in enumerate(shares):
         sweep = Sweep.of(pack, share, rank == 0)
         held.update((one.key, one.matrix, unit) for one in sweep.pieces for unit in one.units)
-        own = sum(one.vectors_nbytes + sum(whole.nbytes for whole in one.block(None)) for one in layouts)
+        own = sum(one.vectors_nbytes + sum(whole.nbytes for whole in one.whole) for one in layouts)
         need = whole_need(facts, rank, share, NODE)
         head = pack.layout("head").vectors_nbytes if rank == 0 else 0
         assert need.weight_bytes == sweep.nbytes + own + head

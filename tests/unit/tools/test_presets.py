@@ -60,6 +60,9 @@ PARAMETERS = {
     "olmo2-13b": 13_716_198_400,
     "olmo3-7b": 7_298_011_136,
     "olmo3-32b": 32_233_522_176,
+    "olmoe-1b-7b": 6_919_161_856,
+    "qwen3-30b-a3b": 30_532_122_624,
+    "mixtral-8x7b": 46_702_792_704,
 }
 """As the publishers' model pages state them (a tied embedding counts once), without the parts that see images."""
 

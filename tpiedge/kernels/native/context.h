@@ -63,6 +63,7 @@ struct Context {
     Room sums;         // of a contraction: [slices, T, C]; of quantised matrices [panels, T, 16], and squares
     Room wide_sums;    // in 64 bits: [panels, T, 16]
     Room activations;  // quantised, whole tiles
+    Room experts;      // of a block of experts, all that it keeps meanwhile
 };
 
 // Pieces are small enough that a thread that lost its core for a while does not hold up the others, and a multiple of

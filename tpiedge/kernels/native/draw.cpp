@@ -19,13 +19,6 @@ constexpr int64_t BUCKETS = 2048;
 constexpr int64_t BLOCK = 64;          // tokens whose best is looked at before they are
 constexpr int SHIFTS[] = {21, 10, 0};  // where in a key the digits begin that a round looks at
 
-struct Two {
-    static constexpr int LANES = 2;
-    typedef float Floats __attribute__((vector_size(8)));
-    typedef double Doubles __attribute__((vector_size(16)));
-    typedef int64_t Longs __attribute__((vector_size(16)));
-};
-
 // Of a thread, kept from one draw to the next: fresh pages of the system would take as long as the draw.
 struct Scratch {
     std::vector<int64_t> masses;

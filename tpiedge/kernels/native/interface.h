@@ -82,6 +82,20 @@ struct PanelFFN {  // as packed by ffn.py; matrices without y
     int64_t activation;
 };
 
+struct PanelExperts {  // as packed by experts.py; matrices without y are the first expert's
+    PanelWeight gate;
+    PanelWeight up;
+    PanelWeight down;
+    int64_t experts;
+    int64_t expert_nbytes;  // from one expert to the next, of each matrix
+    int64_t chosen;         // by each token
+    int64_t normalised;     // weights are parts of the softmax over the chosen experts, not over all
+    const float *router;    // [experts, H]
+    const float *norm;      // or null
+    double eps;
+    int64_t activation;
+};
+
 struct BlockEnd {  // as packed by grid.py: x = scale * (x + factor * norm(sum + bias))
     const float *bias;  // [H], or null
     const float *norm;  // the weight [H] of an RMS norm, or null
@@ -90,9 +104,10 @@ struct BlockEnd {  // as packed by grid.py: x = scale * (x + factor * norm(sum +
     double scale;
 };
 
-struct PanelBlock {  // as packed by attention_block.py: attention or an FFN; the other one is null
+struct PanelBlock {  // as packed by attention_block.py: attention, an FFN or experts; the others are null
     const AttentionBlock *attention;
     const PanelFFN *ffn;
+    const PanelExperts *experts;
     int64_t number;  // which one of the call's rotations; of an FFN, its first column of the call's inputs
     BlockEnd end;
 };
@@ -125,6 +140,10 @@ TPIEDGE_STATUS tpiedge_panels_attention(void *handle, const AttentionBlock *bloc
                                         int wide);
 TPIEDGE_STATUS tpiedge_panels_ffn(void *handle, const PanelFFN *ffn, const float *x, const float *inputs,
                                   int64_t input_stride, void *y, int64_t tokens, float *scratch, int wide);
+void tpiedge_route(void *handle, const float *x, int64_t tokens, int64_t width, const float *router, int64_t experts,
+                   int64_t chosen, int normalised, float *logits, int64_t *ids, float *weights);
+TPIEDGE_STATUS tpiedge_panels_experts(void *handle, const PanelExperts *block, const float *x, void *y, int64_t tokens,
+                                      float *scratch, int wide);
 void tpiedge_add_sums(void *handle, float *x, const void *sums, int64_t tokens, int64_t width, int64_t exponent, int kind,
                       const BlockEnd *end, float *scratch);
 TPIEDGE_STATUS tpiedge_panels_stack(void *handle, const PanelBlock *blocks, int64_t count, float *x, const Span *spans,

@@ -41,6 +41,15 @@ struct Rows {
     int64_t width;
 };
 
+// Of a router: y [T, experts] = x [T, width] @ router [experts, width].T
+struct Logits {
+    const float *x;
+    const float *router;
+    float *y;
+    int64_t experts;
+    int64_t width;
+};
+
 struct Kernels {
     ProductKernel project_f32;
     ProductKernel project_bf16;
@@ -52,6 +61,8 @@ struct Kernels {
     void (*rope)(const Rows &, const Rotation &, int64_t rotated);
     // y = activation(gate) * up; without `up`, y = activation(gate)
     void (*activate)(const float *gate, const float *up, float *y, int64_t count, int64_t activation);
+    // Of some tokens and experts.
+    void (*logits)(const Logits &, int64_t first_token, int64_t last_token, int64_t first, int64_t last);
     KVKernels kv;
 };
 

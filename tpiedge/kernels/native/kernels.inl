@@ -9,6 +9,7 @@
 #include "product.inl"
 #include "sixteen.inl"
 #include "elementwise.inl"
+#include "router.inl"
 #include "kv_rows.inl"
 #include "attention.inl"
 
@@ -21,6 +22,6 @@ constexpr tpiedge::KVKernels KV_KERNELS = {
 template <class V>
 constexpr tpiedge::Kernels KERNELS = {project<V, float>,     project<V, uint16_t>, contract<V, float>,
                                       contract<V, uint16_t>, rms_norm<Wide<V>>,    rope<Wide<V>>,
-                                      activate<Wide<V>>,     KV_KERNELS<Wide<V>>};
+                                      activate<Wide<V>>,     logits<Wide<V>>,       KV_KERNELS<Wide<V>>};
 
 }  // namespace

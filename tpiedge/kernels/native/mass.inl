@@ -64,4 +64,12 @@ struct MassOf {
     }
 };
 
+// What every processor has.
+struct Two {
+    static constexpr int LANES = 2;
+    typedef float Floats __attribute__((vector_size(8)));
+    typedef double Doubles __attribute__((vector_size(16)));
+    typedef int64_t Longs __attribute__((vector_size(16)));
+};
+
 }  // namespace

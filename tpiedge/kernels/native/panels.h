@@ -102,6 +102,7 @@ struct PanelRun {
 
 struct PanelKernels {
     int tile_tokens;
+    int step;        // inputs of one token that lie side by side in a tile
     bool can_fetch;  // codes ahead of their use
     // Writes one tile: x has at most tile_tokens tokens at the stride. `factor`, a power of two: of every dx.
     void (*quantise)(const float *x, int64_t stride, int64_t tokens, const Inputs &inputs, float factor, uint8_t *tile);

@@ -580,6 +580,6 @@ void multiply(const PanelRun &run) {
 }
 
 template <class P>
-constexpr tpiedge::PanelKernels PANEL_KERNELS = {P::TOKENS, P::FETCHES_AHEAD, quantise<P>, multiply<P>};
+constexpr tpiedge::PanelKernels PANEL_KERNELS = {P::TOKENS, P::STEP, P::FETCHES_AHEAD, quantise<P>, multiply<P>};
 
 }  // namespace

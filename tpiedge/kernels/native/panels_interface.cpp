@@ -1,23 +1,9 @@
 // The C interface of products with quantised matrices. Pointers and sizes were checked in Python.
-#include <math.h>
-#include <stdint.h>
-#include <string.h>
-
 #include <atomic>
 
-#include "context.h"
+#include "panels_products.h"
 
 namespace {
-
-using tpiedge::Context;
-using tpiedge::DONE;
-using tpiedge::Inputs;
-using tpiedge::NO_MEMORY;
-using tpiedge::PANEL;
-using tpiedge::PanelKernels;
-using tpiedge::PanelRun;
-using tpiedge::Rows;
-using tpiedge::TOO_LARGE;
 
 // Pieces for each thread; slices of row-parallel matrices, for one tile of tokens. With four slices a thread, products of one
 // token took longer on two Zen 4 cores: each adds sums of all outputs.
@@ -35,12 +21,6 @@ constexpr int64_t PROJECT_BYTES = 768 << 10;
 constexpr int64_t CONTRACT_BYTES = 4 << 20;
 constexpr int64_t SUMS_BYTES = 4 << 20;
 constexpr int64_t LEAST_TILES = 4;
-// What a part may be in 64 bits, in steps of its grid: the parts of as many units as there are (8,192 at most, those of the
-// widest FFN) add up in any order. Beyond it, and for what is no number, a sum is NOT_A_NUMBER.
-constexpr float MOST_OF_A_PART = 70368744177664.0f;  // 2^46
-constexpr int64_t NOT_A_NUMBER = INT64_MIN;
-
-enum Width { NARROW, WIDE };  // 32 or 64 bits
 
 // Where the rows come from that are quantised.
 enum Source { PLAIN, NORMED, GATED };
@@ -108,67 +88,11 @@ struct Job {
     int64_t pieces = 0;
 };
 
-// `outputs` from `panel` on of one unit at `unit`.
-void run_panels(const Job &job, const PanelWeight &w, PanelRun run, const uint8_t *unit, int64_t panel,
-                int64_t outputs) {
-    run.data = unit + panel * panel_nbytes(run.inputs, w.format);
-    run.outputs = outputs;
-    job.activations->panels->multiply(run);
-}
-
-// The panels [first, last) of a column-parallel matrix, unit by unit.
-void project_piece(const Job &job, const Job::Part &part, PanelRun run, int64_t first, int64_t last) {
-    const PanelWeight &w = part.weight;
-    run.inputs = w.cols;
-    while (first < last) {
-        const int64_t unit = first / part.unit_panels, panel = first % part.unit_panels;
-        const int64_t begin = unit * w.rows_per_unit + panel * PANEL;
-        const int64_t some = last - first < part.unit_panels - panel ? last - first : part.unit_panels - panel;
-        int64_t end = begin + some * PANEL;
-        if (end > (unit + 1) * w.rows_per_unit) end = (unit + 1) * w.rows_per_unit;
-        if (end > w.rows) end = w.rows;
-        run.y = static_cast<float *>(w.y) + begin;
-        const uint8_t *at = w.data + unit * w.unit_nbytes;
-        run_panels(job, w, run, at, panel, end - begin);
-        first += some;
-    }
-}
-
-// The outputs of a piece of a row-parallel matrix: rows of y are often so far apart that the CPU's caches keep only a few of
-// them, so sums lie side by side until they are done, `stride` from one panel to the next.
-struct Outputs {
-    int64_t begin;
-    int64_t count;
-    int64_t stride;
-    int64_t cols;
-
-    Outputs(const Job &job, const PanelWeight &w, int64_t first, int64_t last)
-        : begin(first * PANEL), count((last * PANEL < w.cols ? last * PANEL : w.cols) - begin),
-          stride(PANEL * job.activations->tokens), cols(w.cols) {}
-
-    // Rows of y from sums that lie side by side.
-    template <class Sum>
-    void copy(const Sum *sums, int64_t tokens, Sum *y) const {
-        for (int64_t t = 0; t < tokens; t++)
-            for (int64_t o = 0; o < count; o += PANEL) {
-                const int64_t some = count - o < PANEL ? count - o : PANEL;
-                memcpy(y + t * cols + begin + o, sums + o / PANEL * stride + t * PANEL, some * sizeof(Sum));
-            }
-    }
-};
-
-// Whether none is above `most`, nor no number.
-bool all_within(const float *values, int64_t count, float most) {
-    int beyond = 0;
-    for (int64_t i = 0; i < count; i++) beyond |= !(values[i] <= most);
-    return !beyond;
-}
-
 // The panels [first, last) of every unit of a row-parallel matrix, into the same outputs.
 void contract_piece(const Job &job, const Job::Part &part, PanelRun run, int64_t first, int64_t last) {
     const PanelWeight &w = part.weight;
     const Activations &a = *job.activations;
-    const Outputs outputs(job, w, first, last);
+    const Outputs outputs(w, a.tokens, first, last);
     const int64_t units = units_of(a.inputs), whole = w.rows / w.rows_per_unit;
     run.y_panel_stride = outputs.stride;
     run.sums = job.sums + first * outputs.stride;
@@ -180,7 +104,7 @@ void contract_piece(const Job &job, const Job::Part &part, PanelRun run, int64_t
         const uint8_t *at = w.data + unit * w.unit_nbytes;
         run.inputs = inputs_of_unit(a.inputs, unit);
         run.units = run.inputs < w.rows_per_unit ? 1 : whole - unit < chunk ? whole - unit : chunk;
-        run_panels(job, w, run, at, first, outputs.count);
+        run_panels(*a.panels, w, run, at, first, outputs.count);
         run.unit_nbytes += run.units * quantised_nbytes(run.inputs);
         run.adds = true;
     }
@@ -207,7 +131,7 @@ void contract_slice(const Job &job, const Job::Part &part, PanelRun run, int64_t
         run.unit_nbytes = unit * quantised_nbytes(w.rows_per_unit);
         run.sums = sums + panel * run.y_panel_stride;
         run.squares = squares + panel * PANEL;
-        run_panels(job, w, run, w.data + unit * w.unit_nbytes, panel, some * PANEL);
+        run_panels(*a.panels, w, run, w.data + unit * w.unit_nbytes, panel, some * PANEL);
     }
 }
 
@@ -215,7 +139,7 @@ void contract_slice(const Job &job, const Job::Part &part, PanelRun run, int64_t
 void add_slices(const Job &job, int64_t first, int64_t last) {
     const Job::Part &part = job.parts[0];
     const Activations &a = *job.activations;
-    const Outputs outputs(job, part.weight, first, last);
+    const Outputs outputs(part.weight, a.tokens, first, last);
     const int64_t slice = part.panels * PANEL * (a.tokens + 1), count = (last - first) * outputs.stride;
     int32_t *const sums = job.sums + first * outputs.stride;
     float *const squares = reinterpret_cast<float *>(job.sums + part.panels * outputs.stride) + first * PANEL;
@@ -228,21 +152,11 @@ void add_slices(const Job &job, int64_t first, int64_t last) {
     outputs.copy(sums, a.tokens, static_cast<int32_t *>(part.weight.y));
 }
 
-// To the nearest integer, halves to even, as all kernels do it. Above 2^23 an f32 is an integer; below, adding that leaves no
-// bits for a fraction.
-int64_t rounded(float part) {
-    constexpr float INTEGERS = 8388608.0f;
-    const float most = fabsf(part);
-    if (!(most <= MOST_OF_A_PART)) return NOT_A_NUMBER;
-    const float whole = most < INTEGERS ? (most + INTEGERS) - INTEGERS : most;
-    return static_cast<int64_t>(part < 0.0f ? -whole : whole);
-}
-
 // As contract_piece, unit by unit in 64 bits.
 void contract_wide_piece(const Job &job, const Job::Part &part, PanelRun run, int64_t first, int64_t last) {
     const PanelWeight &w = part.weight;
     const Activations &a = *job.activations;
-    const Outputs outputs(job, w, first, last);
+    const Outputs outputs(w, a.tokens, first, last);
     const int64_t units = units_of(a.inputs), count = (last - first) * outputs.stride;
     float *parts = job.squares + first * outputs.stride;
     int64_t *sums = job.wide_sums + first * outputs.stride;
@@ -253,7 +167,7 @@ void contract_wide_piece(const Job &job, const Job::Part &part, PanelRun run, in
     memset(parts, 0, count * sizeof *parts);  // those of outputs that fill up a panel stay so
     for (int64_t unit = 0; unit < units; unit++) {
         run.inputs = inputs_of_unit(a.inputs, unit);
-        run_panels(job, w, run, w.data + unit * w.unit_nbytes, first, outputs.count);
+        run_panels(*a.panels, w, run, w.data + unit * w.unit_nbytes, first, outputs.count);
         run.unit_nbytes += quantised_nbytes(run.inputs);
         for (int64_t i = 0; i < count; i++) {
             const int64_t more = rounded(parts[i]);
@@ -276,23 +190,8 @@ void compute_panels(const void *context, int64_t index) {
                        stride,  PANEL, nullptr, nullptr, 0, false,
                        a.fetches->ahead(part.weight.format, a.tokens)};
     if (job.slices) return contract_slice(job, part, run, index, part.panels * units_of(a.inputs));
-    (!part.transposed ? project_piece : job.wide_sums ? contract_wide_piece : contract_piece)(job, part, run, first, last);
-}
-
-int64_t panels_of(const PanelWeight &w, bool transposed, int64_t unit_panels) {
-    if (transposed || w.rows == 0) return transposed ? unit_panels : 0;
-    const int64_t units = (w.rows + w.rows_per_unit - 1) / w.rows_per_unit;
-    const int64_t last = w.rows - (units - 1) * w.rows_per_unit;
-    return (units - 1) * unit_panels + (last + PANEL - 1) / PANEL;
-}
-
-int64_t filled_outputs(int64_t outputs) { return (outputs + PANEL - 1) / PANEL * PANEL; }
-
-// The squares of parts with which, by the inequality of Cauchy and Schwarz, the magnitudes of `units` parts add up to `most`
-// at most, rounded each; less a hundredth, since squares are summed in f32: of 8,192 units and 8 tokens an error of 2^-8.
-float squares_within(int64_t most, int64_t units) {
-    const double parts = static_cast<double>(most - units);
-    return parts > 0 ? static_cast<float>(0.99 * parts * parts / static_cast<double>(units)) : -1.0f;
+    if (!part.transposed) return project_piece(*a.panels, part.weight, part.unit_panels, run, first, last);
+    (job.wide_sums ? contract_wide_piece : contract_piece)(job, part, run, first, last);
 }
 
 // Rooms for what a row-parallel product sums up.
@@ -350,10 +249,6 @@ TPIEDGE_STATUS multiply(Context &context, Activations &a, const PanelWeight *wei
     return job.fits ? DONE : TOO_LARGE;
 }
 
-Inputs inputs_of(const PanelWeight &w, bool transposed) {
-    return transposed ? Inputs{w.rows, w.rows_per_unit} : Inputs{w.cols, w.cols > 0 ? w.cols : 1};
-}
-
 // Of one output and a tile of tokens, in the larger room: sums and a square, or wide sums.
 int64_t sums_nbytes_of(int64_t tile_tokens, Width width) {
     if (width == WIDE) return tile_tokens * static_cast<int64_t>(sizeof(int64_t));
@@ -392,15 +287,6 @@ TPIEDGE_STATUS multiply_all(Context &context, Activations a, const PanelWeight *
     }
     return DONE;
 }
-
-// What remains of an empty share.
-TPIEDGE_STATUS contract_nothing(const PanelWeight &w, int64_t tokens, Width width) {
-    memset(w.y, 0, tokens * w.cols * (width == WIDE ? 8 : 4));
-    return DONE;
-}
-
-// dx has the reciprocal of the grid's step as a factor.
-float factor_of(const PanelWeight &row_parallel) { return ldexpf(1.0f, static_cast<int>(-row_parallel.exponent)); }
 
 Activations activations(const Context &context, Source source, const float *x, int64_t tokens, const PanelWeight &w,
                         bool transposed) {

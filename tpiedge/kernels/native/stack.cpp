@@ -47,12 +47,13 @@ TPIEDGE_EXPORT int tpiedge_panels_stack(void *handle, const PanelBlock *blocks, 
     for (const PanelBlock *b = blocks; b < blocks + count; b++) {
         const auto begun = Clock::now();
         const auto compute = [&](void *y, float *rest, int wide) {
+            if (b->experts) return tpiedge_panels_experts(handle, b->experts, x, y, tokens, rest, wide);
             return b->attention ? tpiedge_panels_attention(handle, b->attention, x, y, spans, span_count,
                                                            rotations + b->number, rest, wide)
                                 : tpiedge_panels_ffn(handle, b->ffn, x, inputs ? inputs + b->number : nullptr,
                                                      input_stride, y, tokens, rest, wide);
         };
-        const PanelWeight &last = b->attention ? b->attention->o : b->ffn->down;
+        const PanelWeight &last = b->attention ? b->attention->o : b->experts ? b->experts->down : b->ffn->down;
         if (const int status = add_block(handle, x, tokens, last, b->end, scratch, compute)) return status;
         seconds[b->attention ? 0 : 1] += seconds_since(begun);
     }

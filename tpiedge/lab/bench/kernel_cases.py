@@ -6,7 +6,7 @@ T tokens, H hidden size, F columns of the FFN, N query heads, K KV heads, S posi
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -17,6 +17,7 @@ from torch import Tensor
 from tpiedge.errors import OutOfMemory
 from tpiedge.kernels.attention import append_pages, attention_pages, kv_of_heads
 from tpiedge.kernels.elementwise import activate, rms_norm, rope, tables
+from tpiedge.kernels.experts import FusedExperts
 from tpiedge.kernels.ffn import FusedFFN, ffn
 from tpiedge.kernels.grid import Grid
 from tpiedge.kernels.kv_format import KVFormat
@@ -33,6 +34,9 @@ GRID: Final = Grid(-16)
 
 UNIT = 128
 """Rows of a unit of a quantised matrix."""
+EXPERTS, CHOSEN = 128, 8
+"""Experts of a mixture, and those of a token, which have as many columns as the FFN."""
+EXPERT_UNIT = 64
 GROUP = 4
 """Query heads of a KV head."""
 POSITIONS = 2048
@@ -110,6 +114,8 @@ def check_room(
     for kernel, (hidden, columns), precision in itertools.product(kernels, shapes, precisions):
         matrices = {"project": 1, "contract": 1, "ffn": 3}.get(kernel, 0)
         own = matrix_nbytes(precision, columns, hidden, transposed=kernel == "contract")
+        if kernel == "experts":
+            own, matrices = 3 * own * EXPERTS // CHOSEN, 1
         operands = matrices * rotation.copies(own) * own
         if kernel == "attention":
             own = cache_nbytes(hidden, precision)
@@ -165,16 +171,18 @@ class _Block:
         )
 
 
-def random_panels(form: PanelFormat, rows: int, cols: int, *, transposed: bool) -> PanelMatrix:
-    shape = PanelShape(form, cols, UNIT) if transposed else PanelShape(form, UNIT, cols)
-    units, random = -(-rows // UNIT), np.random.default_rng(0)
+def random_panels(
+    form: PanelFormat, rows: int, cols: int, *, transposed: bool, per_unit: int = UNIT
+) -> PanelMatrix:
+    shape = PanelShape(form, cols, per_unit) if transposed else PanelShape(form, per_unit, cols)
+    units, random = -(-rows // per_unit), np.random.default_rng(0)
     unit_nbytes = whole_pages(shape.nbytes)
     data_UB = torch.randint(0, 256, (units, unit_nbytes), dtype=torch.uint8)
     for unit in range(units):
-        count = min(UNIT, rows - unit * UNIT)
+        count = min(per_unit, rows - unit * per_unit)
         own = PanelShape(form, cols, count) if transposed else PanelShape(form, count, cols)
         data_UB[unit, : own.nbytes] = torch.from_numpy(_random_codes(own, random).panels(own))
-    return PanelMatrix(data_UB.flatten(), form, rows, cols, UNIT, unit_nbytes, transposed)
+    return PanelMatrix(data_UB.flatten(), form, rows, cols, per_unit, unit_nbytes, transposed)
 
 
 def _random_codes(shape: PanelShape, random: np.random.Generator) -> Codes:
@@ -196,7 +204,8 @@ def cases_of(
     """Yields functions. Each function makes cases that share operands."""
     for (hidden, columns), precision, kernel in itertools.product(shapes, precisions, kernels):
         # Elementwise kernels are f32 only, like activations.
-        if kernel in (*_OF_WEIGHTS, "attention") or precision == precisions[0]:
+        wanted = kernel in (*_OF_WEIGHTS, "attention") or precision == precisions[0]
+        if precision in FORMATS if kernel == "experts" else wanted:
             block = _Block(hidden, columns, precision, rotation)
             yield functools.partial(_cases, kernel, block, tokens)
 
@@ -242,6 +251,45 @@ def _ffn(block: _Block) -> MakeCase:
 
         nbytes = _nbytes(gates[0]) + _nbytes(ups[0]) + _nbytes(downs[0]) + 8 * tokens * block.hidden
         return block.case("ffn", tokens, (nbytes, 6 * tokens * block.hidden * block.ffn), run, len(gates))
+
+    return of
+
+
+def _experts(block: _Block) -> MakeCase:
+    columns, form = max(1, block.ffn // CHOSEN), FORMATS[block.precision]
+    found = [
+        random_panels(form, columns, block.hidden, transposed=transposed, per_unit=EXPERT_UNIT)
+        for transposed in (False, False, True)
+    ]
+    expert_B = torch.cat([w.data_B.view(w.units, -1) for w in found], 1).flatten()
+    *places, unit_nbytes = itertools.accumulate((w.unit_nbytes for w in found), initial=0)
+
+    def layer() -> tuple[Tensor, tuple[PanelMatrix, ...]]:
+        data_B = expert_B.repeat(EXPERTS)
+        matrices = (
+            replace(w, data_B=data_B[place:], unit_nbytes=unit_nbytes)
+            for w, place in zip(found, places, strict=True)
+        )
+        return torch.randn(EXPERTS, block.hidden), tuple(matrices)
+
+    layers = [layer() for _ in range(block.rotation.copies(EXPERTS * expert_B.numel()))]
+    norm_H = torch.ones(block.hidden)
+
+    def of(tokens: int) -> Case:
+        x_NTH = torch.randn(32, tokens, block.hidden)  # so that the choices vary
+
+        def run(linear: Linear, copy: int) -> object:
+            router_EH, (gate, up, down) = layers[copy % len(layers)]
+            if linear.pool is None:
+                raise ValueError("quantised experts need the native kernels")
+            sizes = EXPERTS, expert_B.numel(), CHOSEN, True
+            matrices = gate, up, down
+            return FusedExperts(norm_H, _EPS, router_EH, matrices, *sizes, linear.pool, GRID).run(x_NTH[copy])
+
+        touched = EXPERTS * (1 - (1 - CHOSEN / EXPERTS) ** tokens)  # on average
+        nbytes = round(touched * expert_B.numel()) + 4 * EXPERTS * block.hidden + 8 * tokens * block.hidden
+        operations = 2 * tokens * block.hidden * (3 * CHOSEN * columns + EXPERTS)
+        return block.case("experts", tokens, (nbytes, operations), run, len(x_NTH))
 
     return of
 
@@ -316,12 +364,13 @@ def _swiglu(block: _Block, tokens: int) -> Case:
     return block.case("swiglu", tokens, moved, run, shape=str(block.ffn))
 
 
-_OF_WEIGHTS = ("project", "contract", "ffn")
+_OF_WEIGHTS = ("project", "contract", "ffn", "experts")
 
 _WITH_OPERANDS: dict[str, Callable[[_Block], MakeCase]] = {
     "project": functools.partial(_product, "project"),
     "contract": functools.partial(_product, "contract"),
     "ffn": _ffn,
+    "experts": _experts,
     "attention": _attention,
 }
 _ELEMENTWISE = {"rms_norm": _rms_norm, "rope": _rope, "swiglu": _swiglu}

@@ -21,7 +21,9 @@ from tpiedge.tracing.collection import writable
 from tpiedge.wire.fields import KVPrecision
 
 _KERNELS = ("project", "contract", "ffn", "attention", "rms_norm", "rope", "swiglu")
+_ALL = (*_KERNELS, "experts")
 _PRECISIONS: tuple[KVPrecision, ...] = get_args(KVPrecision)
+_KERNELS_HELP = "Kernels, a list. experts: 128 quantised ones of FFN / 8 columns, of which a token has 8."
 _SHAPE = re.compile(r"(\d{1,6})x(\d{1,6})", re.ASCII)
 
 
@@ -35,7 +37,7 @@ _SHAPE = re.compile(r"(\d{1,6})x(\d{1,6})", re.ASCII)
 @click.option("--tokens", default="1,2,4,8,16,128,512", show_default=True, help="Tokens of a step, a list.")
 @click.option("--precisions", default="f32,bf16,q8,q4", show_default=True, help="Weight or KV precisions.")
 @click.option("--threads", help="Numbers of threads.  [default: 1, and the cores that this process may use]")
-@click.option("--kernels", "names", default=",".join(_KERNELS), show_default=True, help="Kernels, a list.")
+@click.option("--kernels", "names", default=",".join(_KERNELS), show_default=True, help=_KERNELS_HELP)
 @click.option("--repeats", type=click.IntRange(1, 100), default=3, show_default=True, help="Per case.")
 @json_option
 @click.option(
@@ -58,7 +60,7 @@ def kernels(
     """
     wanted = _shapes(shapes)
     chosen, given = names.split(","), precisions.split(",")
-    check_names("--kernels", chosen, _KERNELS)
+    check_names("--kernels", chosen, _ALL)
     check_names("--precisions", given, _PRECISIONS)
     stored = [one for one in _PRECISIONS if one in given]
     rows = integers("--tokens", tokens, 1, 8192)

@@ -1,18 +1,26 @@
 """Declares what a model family's config.json means: the defaults of transformers 5, and what no key says."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Annotated, Any, Final, TypeAlias
 
 from msgspec import Meta
 
-from tpiedge.model.blocks import Layer, Norms
+from tpiedge.model.blocks import MAX_EXPERTS, MAX_FFN, Experts, Layer, Norms
 from tpiedge.model.folder import ConfigFields
 from tpiedge.model.rope import MAX_POSITIONS, RopeConfig
 from tpiedge.sanitise import quote
 from tpiedge.units import counted
 
+#: The same key of transformers 5 and 4, which take either.
+EXPERT_COUNTS: Final = ("num_local_experts", "num_experts")
+#: Keys of GGUF files with experts.
+EXPERT_KEYS: Final[Mapping[str, str]] = {
+    "expert_count": EXPERT_COUNTS[0],
+    "expert_used_count": "num_experts_per_tok",
+    "expert_feed_forward_length": "moe_intermediate_size",
+}
 FULL: Final = ("full_attention", "attention")
 SLIDING: Final = "sliding_attention"
 _MAX_FACTOR: Final = 1e6
@@ -62,6 +70,28 @@ def alike(_config: ConfigFields, layers: Layers) -> Layers:
     return layers
 
 
+def with_experts(
+    count: int, columns_key: str, normalised: Callable[[ConfigFields], bool]
+) -> Callable[[ConfigFields, Layers], Layers]:
+    """Returns a rule: all layers have experts in place of an FFN, by default `count`. `columns_key`: the columns of an
+    expert."""
+
+    def layers(config: ConfigFields, alike: Layers) -> Layers:
+        given = [config.integer(key, 1, MAX_EXPERTS) for key in EXPERT_COUNTS if config.raw(key) is not None]
+        if len(set(given)) > 1:
+            config.refuse(EXPERT_COUNTS[0], f"is {given[0]}, but {EXPERT_COUNTS[1]} is {given[1]}")
+        experts = Experts(
+            (*given, count)[0],
+            config.integer("num_experts_per_tok", 1, MAX_EXPERTS),
+            config.integer(columns_key, 1, MAX_FFN),
+            next(one.ffn.activation for one in alike if one.ffn),
+            normalised(config),
+        )
+        return tuple(replace(one, ffn=None, experts=experts) for one in alike)
+
+    return layers
+
+
 @dataclass(frozen=True)
 class Gguf:
     """Tensors and keys that GGUF files of an architecture have beside those of Llama."""
@@ -103,6 +133,9 @@ class Family:
     factors: Callable[[ConfigFields], Factors] = plain
     #: Makes the layers of ones that differ by windows and rotations only. Reads `per_layer_config`.
     layers: Callable[[ConfigFields, Layers], Layers] = alike
+    #: The checkpoint's place of a layer's router ("PLACE.gate") and experts ("PLACE.experts.3.NAME"), and the names of
+    #: gate, up and down. Empty without experts.
+    experts: tuple[str, ...] = ()
     #: Whether the checkpoint has q, k and v in one tensor, and gate and up in another.
     fused: bool = False
     #: Shapes of known models: name -> config.json as published, without default values, with the older keys

@@ -117,7 +117,7 @@ def layers_with(*, inputs: bool) -> Callable[[ConfigFields, Layers], Layers]:
                 values_from_keys=same and is_full and not is_shared,
                 value_norms=not is_shared,
             )
-            ffn = replace(layer.ffn, columns=wide if is_shared else columns)
+            ffn = layer.ffn and replace(layer.ffn, columns=wide if is_shared else columns)
             found.append(replace(layer, attention=attention, ffn=ffn, inputs=own, scaled=True))
         return tuple(found)
 
@@ -131,7 +131,7 @@ def _inputs(config: ConfigFields, layers: Layers) -> LayerInputs | None:
     rows, vocab = (config.integer(key, 1, 1 << 22) for key in ("vocab_size_per_layer_input", "vocab_size"))
     if rows != vocab:
         config.refuse("vocab_size_per_layer_input", f"is {rows}, not vocab_size ({vocab})")
-    return LayerInputs(columns, layers[0].ffn.activation)
+    return LayerInputs(columns, next(one.ffn.activation for one in layers if one.ffn))
 
 
 _ACTIVATION = "gelu_pytorch_tanh"

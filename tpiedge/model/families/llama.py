@@ -1,6 +1,9 @@
 """Llama 1 to 3, SmolLM2, Yi, TinyLlama, and others with Llama's layers."""
 
-from tpiedge.model.families.family import Family, Gguf, common, shape
+from collections.abc import Mapping
+from typing import Any
+
+from tpiedge.model.families.family import EXPERT_COUNTS, EXPERT_KEYS, Family, Gguf, common, shape
 
 _LLAMA2 = common("Llama", 1e-5, 10000.0, bos_token_id=1, eos_token_id=2, torch_dtype="float16")
 _LLAMA3_SIZES = {"num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddings": 8192}
@@ -39,11 +42,18 @@ _PRESETS = {
     "smollm2-1.7b": shape(_SMOLLM2, 2048, 8192, 24, 32, 32, rope_theta=130000.0),
 }
 
+
+def _more(config: Mapping[str, Any]) -> Mapping[str, object]:
+    """Returns Mixtral's name if there are experts."""
+    mixtral = {"model_type": "mixtral", "architectures": ["MixtralForCausalLM"]}
+    return mixtral if EXPERT_COUNTS[0] in config else {}
+
+
 FAMILY = Family(
     "llama",
     "Llama",
     {"bos_token_id": 1, "eos_token_id": 2},
     mlp_bias=None,
     presets=_PRESETS,
-    gguf=Gguf("llama", paired=True),
+    gguf=Gguf("llama", paired=True, keys=EXPERT_KEYS, more=_more),
 )

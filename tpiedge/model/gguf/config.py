@@ -43,6 +43,8 @@ _FACTORS = (
     *("attention.scale", "logit_scale", "embedding_scale", "residual_scale", "attention.temperature_scale"),
     *("attn_logit_softcapping", "final_logit_softcapping", "attention.clamp_kqv", "attention.max_alibi_bias"),
     *("rope.scaling.attn_factor", _YARN_FACTOR, "rope.scaling.yarn_log_multiplier"),
+    # 1 is the softmax.
+    *("expert_gating_func", "expert_weights_scale", "expert_group_count", "interleave_moe_layer_step"),
 )
 
 
@@ -133,7 +135,7 @@ def architecture(header: GgufHeader) -> str:
 
 def _refuse_unsupported(header: GgufHeader, files: Gguf, head_dim: int) -> None:
     keys, name = header.fields, files.architecture
-    if keys.optional_integer(f"{name}.expert_count", 0, _MAX):
+    if "expert_count" not in files.keys and keys.optional_integer(f"{name}.expert_count", 0, _MAX):
         keys.refuse(
             f"{name}.expert_count", "is set: mixture-of-experts models are not supported, only dense ones"
         )

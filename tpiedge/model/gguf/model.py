@@ -11,6 +11,7 @@ import numpy as np
 
 from tpiedge.errors import UserError
 from tpiedge.model.config import ModelConfig
+from tpiedge.model.families import FAMILIES
 from tpiedge.model.gguf.config import (
     ARCHITECTURES,
     FREQUENCIES,
@@ -27,7 +28,7 @@ from tpiedge.pack.dtypes import bf16_from_f32, f32_from_bf16
 from tpiedge.pack.layout import Storage
 from tpiedge.pack.quantised import FORMAT_OF, BlockTensor, holds_exactly
 from tpiedge.pack.source import TensorSource
-from tpiedge.pack.specs import CHOICES, MatrixSpec, Precision, whole_source
+from tpiedge.pack.specs import CHOICES, MatrixSpec, ModelSpec, Precision, sources_of, whole_source
 
 _NUMBERS = {"BF16", "F16", "F32"}
 _BIASED = ("attn_q", "attn_output", "ffn_down")
@@ -51,7 +52,9 @@ class GgufModel:
         config = ModelConfig.from_huggingface(huggingface_config(header), f"{path}, as config.json")
         layers = (
             replace(
-                one, attention=replace(one.attention, qkv_bias=qkv, o_bias=o), ffn=replace(one.ffn, bias=mlp)
+                one,
+                attention=replace(one.attention, qkv_bias=qkv, o_bias=o),
+                ffn=one.ffn and replace(one.ffn, bias=mlp),
             )
             for one in config.layers
         )
@@ -83,8 +86,8 @@ class GgufModel:
 
     def _matrix_storage(self, precision: Precision | None) -> Storage:
         spec, tied = model_spec(self.config), self.config.tie_word_embeddings
-        layers = [matrix for layer in spec.layers for matrix in layer.matrices]
-        kinds = {self.tensors[matrix.source].kind for matrix in layers}
+        layers = [matrix for layer in spec.layers for matrix, _ in layer.counted_matrices]
+        kinds = {self._kind(matrix.source) for matrix in layers}
         if precision is None and kinds <= _NUMBERS:
             precision = Precision.BF16 if kinds == {"BF16"} else Precision.F32
         if precision is not None and not precision.quantised:
@@ -103,12 +106,16 @@ class GgufModel:
                 storage = replace(storage, kept={**storage.kept, table.source: stored})
         return storage
 
+    def _kind(self, source: str) -> str:
+        """Returns the type of a tensor, or of that of all experts."""
+        return self.tensors[sources_of(source, 1)[0]].kind
+
     def _own(
         self, source: str, known: Sequence[Precision], matrix: MatrixSpec | None = None
     ) -> Precision | None:
         """Returns the precision of `known` that holds a matrix exactly, or else q8. Returns None for F16 and F32, which
         take the default beside quantised layers. `matrix`: its units, if some are of inputs."""
-        kind = self.tensors[source].kind
+        kind = self._kind(source)
         if kind in _NUMBERS:
             return Precision.BF16 if kind == "BF16" else None
         exact = (one for one in known if one.quantised and FORMAT_OF.get(kind) is one.format)
@@ -140,6 +147,16 @@ _NAMES = {
     "mlp.up_proj": "ffn_up",
     "mlp.gate_up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    **{
+        f"{family.experts[0]}.{name}": stored
+        for family in FAMILIES.values()
+        if family.experts
+        for name, stored in zip(
+            ("gate", *(f"experts.{{}}.{part}" for part in family.experts[1:])),
+            ("ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"),
+            strict=True,
+        )
+    },
 }
 # Queries and keys that are rotated in pairs of neighbouring columns; in checkpoints in the halves of a head.
 _PAIRED = re.compile(r"blk\.\d+\.attn_[qk]\.\w+")
@@ -163,7 +180,7 @@ def gguf_tensors(header: GgufHeader, config: ModelConfig) -> dict[str, BlockTens
     wanted: dict[str, tuple[int, ...]] = {}
     spec = model_spec(config)
     parts = {matrix.source: matrix.name for layer in spec.layers for matrix in layer.matrices}
-    for source, shape in spec.source_shapes.items():
+    for source, shape in _shapes(spec).items():
         whole, rows = whole_source(source)
         name = gguf_name(whole, files.tensors)
         if name not in header.tensors and ".attn_qkv." in name:  # older files
@@ -180,7 +197,13 @@ def gguf_tensors(header: GgufHeader, config: ModelConfig) -> dict[str, BlockTens
             tensor = msgspec.structs.replace(tensor, paired=config.head_dim)
         if config.norm_offset and source.endswith("norm.weight"):
             tensor = tensor.shifted(config.norm_offset)
-        found[source] = tensor
+        if "{}" not in source:
+            found[source] = tensor
+            continue
+        count, *own = shape
+        for expert, one in enumerate(sources_of(source, count)):
+            place = tensor.offset + expert * own[0] * tensor.row_nbytes
+            found[one] = msgspec.structs.replace(tensor, shape=tuple(own), offset=place)
     for name, shape in wanted.items():
         if header.tensors[name].shape != shape:
             shapes = f"the shape {header.tensors[name].shape}, the keys ask for {shape}"
@@ -192,4 +215,15 @@ def gguf_tensors(header: GgufHeader, config: ModelConfig) -> dict[str, BlockTens
             f"{header.path}: the tensor {left[0]} has no place in a model of {config.model_type}: without it this "
             "would be another model; get one that is supported, or the original checkpoint"
         )
+    return found
+
+
+def _shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    """Returns the shapes of the spec's tensors. That of all experts' matrices is one."""
+    found: dict[str, tuple[int, ...]] = {}
+    for blob in spec.blobs.values():
+        for matrix, count in blob.counted_matrices:
+            is_stack = blob.experts and matrix in blob.experts.matrices
+            found[matrix.source] = (count, *matrix.source_shape) if is_stack else matrix.source_shape
+        found |= {vector.source: blob.shape_of(vector) for vector in blob.vectors}
     return found

@@ -48,6 +48,22 @@ def test_bench_cases_give_equal_results_natively_and_in_torch(kernel: str, preci
             torch.testing.assert_close(found, expected, rtol=2e-3, atol=2e-3)
 
 
+@needs_native
+@pytest.mark.parametrize("precision", ["q4", "q8"])
+def test_experts_of_a_bench_read_what_their_rows_choose(precision: str) -> None:
+    (one,), (many,) = (cases("experts", precision, tokens) for tokens in (1, 300))
+    (dense,) = cases("ffn", precision, 1)
+    assert 0.5 < one.nbytes / dense.nbytes < 3  # units of few columns are filled up
+    assert 12 < many.nbytes / one.nbytes < 16
+    assert cases("experts", "f32", 1) == []
+    with Linear(one.arithmetic, 1, library) as linear:
+        first, second = (one.run(linear, copy) for copy in (0, 31))
+        assert isinstance(first, torch.Tensor)
+        assert isinstance(second, torch.Tensor)
+        assert first.shape == (1, SHAPE[0])
+        assert not torch.equal(first, second)
+
+
 def test_too_large_bench_case_gives_a_one_line_error() -> None:
     wanted = (["ffn"], [(16384, 16384)], ["f32"], [8], BufferRotation(128 << 20))
     with pytest.raises(OutOfMemory) as caught:
