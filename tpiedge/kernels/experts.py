@@ -51,9 +51,8 @@ def route(
 ) -> tuple[Tensor, Tensor]:
     """Returns the chosen experts int64 [T, k], ascending, and their weights f32 [T, k].
 
-    The experts with the largest logits are chosen, the first of equal ones. A weight is the expert's part of the
-    softmax over all logits, or over the chosen ones if `normalised`. A token with a logit that is not finite gets the
-    first experts, and its weights are NaN.
+    The largest logits win, of equal ones the first. A weight is a part of the softmax of all logits, or of the
+    chosen if `normalised`. Infinite logits choose the first experts, with weights NaN.
     """
     count, hidden = router_EH.shape
     _check_router(router_EH, (count, hidden), chosen)
@@ -89,10 +88,7 @@ def experts(
     grid: Grid | None = None,
 ) -> Tensor:
     """Returns f32 [T, H], or integers in units of 2**grid.exponent. `expert` returns an expert's gate, up and down.
-    `grid` is for quantised experts in INT8.
-
-    The weight multiplies what enters down. Experts are added in their order. In native code a token's bits do not
-    depend on other tokens.
+    `grid` is for quantised experts in INT8. Weights multiply what enters down. Experts are added in their order.
     """
     check_activations(x_TH, router_EH.shape[1])
     h_TH = normed(x_TH, norm_H, eps, linear.pool)

@@ -140,7 +140,7 @@ def test_plain_experts_equal_float64(engine: str, dtype: torch.dtype, arithmetic
         (gate.to(dtype), up.to(dtype), down.to(dtype)) for gate, up, down in matrices
     ]
     router_EH, x_TH = torch.randn(6, 40), torch.randn(50, 40)
-    x_TH[:, 0], router_EH[4, 0], router_EH[5, 0] = 2, -100, 100  # nobody chooses 4, all choose 5
+    x_TH[:, 0], router_EH[4, 0], router_EH[5, 0] = 2, -100, 100  # none chooses 4, all choose 5
     h_TH = rms_norm(x_TH, norm_H, EPS)
     expected_TH = mixed(h_TH, route(h_TH, router_EH, 2, True, None), matrices)
     far = 1e-5 if (dtype, arithmetic) == (torch.float32, Arithmetic.F32) else 0.1
@@ -297,7 +297,7 @@ def test_rows_without_numbers_spoil_no_others(engine: str) -> None:
 
 @pytest.mark.parametrize("engine", AVAILABLE)
 def test_row_bits_do_not_depend_on_rows_that_share_experts(engine: str) -> None:
-    """With all rows at one expert it has more than a call's tile, a piece and a batch."""
+    """All rows choose the same experts, which so have more rows than a tile and a batch."""
     shape = Shape(6, 2, 48, 640)
     mixture, norm_H, router_EH = block(shape)
     x_TH = torch.randn(600, shape.hidden)

@@ -116,7 +116,7 @@ struct Mixture {
     float *weights;
     float *logits;
     uint8_t *quantised;  // tokens, each a tile
-    float *squares;      // a sum of the squares of all parts for each piece and lane
+    float *squares;      // for each piece of a contraction and output of a panel, the sum of all parts' squares
     // Of the list of all experts' rows, ascending: the tokens, and their weights for the expert.
     int64_t *row_tokens;
     float *row_weights;
@@ -399,10 +399,11 @@ struct Contraction {
     }
     void contract_panels(const Group &group, int64_t panel, int64_t outputs, double *squares) const {
         const Mixture &m = batch.m;
-        int32_t parts[PARTS];
-        if (m.width == NARROW) memset(parts, 0, filled_outputs(outputs) * group.count * sizeof(int32_t));
+        alignas(64) uint8_t parts[PARTS * sizeof(int32_t)];
+        memset(parts, 0, filled_outputs(outputs) * group.count * sizeof(int32_t));
         contract(batch, group, 0, units_of(m.columns), panel, outputs, parts, squares, m.y);
-        if (m.width == NARROW) add_parts<int32_t>(m, group, parts, panel, outputs, m.y);
+        if (m.width == NARROW)
+            add_parts<int32_t>(m, group, reinterpret_cast<const int32_t *>(parts), panel, outputs, m.y);
     }
 };
 

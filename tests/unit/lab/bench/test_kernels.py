@@ -53,7 +53,7 @@ def test_bench_cases_give_equal_results_natively_and_in_torch(kernel: str, preci
 def test_experts_of_a_bench_read_what_their_rows_choose(precision: str) -> None:
     (one,), (many,) = (cases("experts", precision, tokens) for tokens in (1, 300))
     (dense,) = cases("ffn", precision, 1)
-    assert 0.5 < one.nbytes / dense.nbytes < 3  # units of few columns are filled up
+    assert 0.5 < one.nbytes / dense.nbytes < 4  # units of few columns are filled up
     assert 12 < many.nbytes / one.nbytes < 16
     assert cases("experts", "f32", 1) == []
     with Linear(one.arithmetic, 1, library) as linear:
