@@ -6,9 +6,8 @@
 3. In other precisions, a unit has panels (kernels/panels.py), then zeros.
 4. The vectors (norms, biases, a router) form one section at the start of the blob. Each vector is aligned to
    ROW_ALIGN. The section is aligned to ALIGN. All other bytes are zero.
-5. Experts are stored after the matrices, expert after expert. In f32 and bf16, an expert has matrix after matrix. In
-   other precisions, it has unit after unit, and in a unit the panels of every matrix. A matrix begins at the same
-   place in each unit, so a short last unit has gaps.
+5. Experts follow the matrices. In f32 and bf16, an expert has matrix after matrix. In other precisions, it has unit
+   after unit, and a unit has panels of every matrix, each at the same place in all units.
 """
 
 import math
@@ -383,7 +382,7 @@ class BlobLayout:
 
     @property
     def parts(self) -> tuple[StoredPart, ...]:
-        """What is stored after the vectors."""
+        """The matrices and experts, stored in this order after the vectors."""
         return (*self.matrices, *([self.experts] if self.experts else []))
 
     def part(self, name: str) -> StoredPart:
@@ -400,7 +399,7 @@ class BlobLayout:
 
     @property
     def row_parallel(self) -> tuple[StoredPart, ...]:
-        """What has outputs that nodes sum: of attention, of the FFN or the experts, and of inputs."""
+        """The matrices and experts whose outputs nodes sum: of attention, then the FFN, then inputs."""
         found: list[StoredPart] = [matrix for matrix in self.matrices if matrix.transposed]
         if self.experts:
             found.insert(1, self.experts)
