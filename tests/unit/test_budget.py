@@ -67,6 +67,7 @@ SIZES: Final[Mapping[str, tuple[int, int]]] = {
     # And for fetching Gemma 3 270M.
     # And for a chat over several nodes beside transformers, and random files of Gemma 3 and Phi-4-mini.
     # And for an abusing worker that answers about page files unasked.
+    # And for faults of page files and their disks.
     "tools": (14920, 144),
     # Raised for the first day, in api, cli, host, local and model.
     # And for turns of models, in api, cli, local and master; and words that docstrings lacked.

@@ -16,6 +16,10 @@ sometimes two at once; --faults says what, and all that can be done here breaks 
     memory      a worker may take hardly more memory than it has, for 0.5 to 10 s (root: control groups)
     clocks      the time of day of one machine jumps by up to an hour, for 0.5 to 10 s (a C compiler)
     master      the master itself is killed (-9) and started again; clients connect again and read on (--journal)
+    pages       page files of the KV cache are altered, cut, deleted or renamed, their folder is a file for 1 to 8 s,
+                and processes are killed while they write one (--journal, --keep-context, --kv-disk, and less memory
+                for the KV cache than the clients need)
+    page-disks  the disk of a machine's page files is full, or cannot be read, for 2 to 15 s (root: disks are files)
     readers     a client stands still for up to 4 s in the middle of an answer, which may end meanwhile; its connection
                 breaks, and it connects again and reads on (--journal)
 
@@ -27,7 +31,8 @@ are, so that the cluster goes on without one. With --precision q8 or q4 every an
 for byte.
 
 Afterwards the cluster must be whole, answer as ever, and hold what it held before: processes, descriptors, threads,
-memory, what is on disk; no log has a traceback, and no agent has ended but by a fault of its machine.
+memory, what is on disk; no log has a traceback, and no agent has ended but by a fault of its machine. Page files stay
+within their limits, and none is parked when the cluster has ended.
 
 Printed: how many answers there were, how many were wrong or lost, and the time from what broke, or was mended, to the
 next token of each answer that paused for it (for a new plan alone: from the beginning of the pause), beside the bound
@@ -51,15 +56,16 @@ from typing import Any
 from tests.process.command import wait_for
 from tools.nemesis.figures import pauses, say
 from tools.nemesis.forms import FORMS
-from tools.nemesis.holdings import held, left_over, reading_s
+from tools.nemesis.holdings import held, left_over, moved_pages, parked_files, reading_s
 from tools.nemesis.nemesis import Nemesis
-from tools.nemesis.readers import Readers, answer, prefill_s, questions
+from tools.nemesis.readers import PROMPT_TOKENS, Readers, answer, prefill_s, questions
 from tools.nemesis.scene import Scene, Seconds
-from tools.nemesis.stage import KINDS, RECORDED, Stage, calling_model, set_up, why_not
+from tools.nemesis.stage import KINDS, PAGED, RECORDED, Stage, calling_model, set_up, why_not
 from tools.streaming import connection
 
 _INTERRUPTED = 130
 _CONTEXT = 1024
+_PAGED_TOKENS = 200  # of a prompt: three pages of the demo
 _KILLS = 100
 _STARTED_S = 300.0
 _APART_S = 2.0
@@ -111,7 +117,8 @@ def _possible(kinds: Sequence[str], folder: Path) -> list[str]:
 def _break(folder: Path, kinds: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
     names = [f"worker-{number}" for number in range(options.workers)]
     flags = ("--min-workers", max(0, options.workers - 1), "--precision", options.precision)
-    sizes = ("--context", _CONTEXT, "--kv-tokens", _CONTEXT * options.clients)
+    together = 1 if PAGED.intersection(kinds) else options.clients
+    sizes = ("--context", _CONTEXT, "--kv-tokens", _CONTEXT * together)
     journal = ("--journal",) if RECORDED.intersection(kinds) else ()
     model = calling_model(folder) if options.forms else options.model
     record: dict[str, Any] | None = None
@@ -119,6 +126,7 @@ def _break(folder: Path, kinds: Sequence[str], options: argparse.Namespace) -> d
         with set_up(folder, kinds, names, model, (*flags, *sizes, *journal)) as stage:
             stage.start(_STARTED_S)
             record = _run(stage, kinds, options)
+            record["left_over"] += parked_files(stage)
     except AssertionError as error:  # of the cluster: it does not start, or leaves something behind
         if record is None:
             raise SystemExit(f"nemesis: {str(error)[-_SHOWN:]}") from None
@@ -133,9 +141,10 @@ def _run(stage: Stage, kinds: Sequence[str], options: argparse.Namespace) -> dic
     url = stage.cluster.url
     recorded = RECORDED.intersection(kinds)
     forms = [form for form in FORMS if form.resumable or not recorded] if options.forms else []
-    drawn = questions(url, options.seed, options.tokens, forms)
+    length = _PAGED_TOKENS if PAGED.intersection(kinds) else PROMPT_TOKENS
+    drawn = questions(url, options.seed, options.tokens, forms, length)
     reading, prefill = reading_s(stage), prefill_s(url, drawn)
-    before = held(stage)
+    before, moved = held(stage), moved_pages(stage)
     if not options.as_json:
         form_count = len({one.form for one in drawn})
         span = f"{options.minutes:g} min" if options.minutes else f"{options.kills} faults"
@@ -155,6 +164,7 @@ def _run(stage: Stage, kinds: Sequence[str], options: argparse.Namespace) -> dic
         readers.stop()
     wait_for(stage.cluster.answers, _STARTED_S)
     found = readers.found
+    moved += moved_pages(stage)
     leavings = left_over(stage, before, _pack_bytes(stage), scene.mend)
     with connection(url) as client:
         again = [one for one in drawn if answer(client, one) != one.right]
@@ -170,6 +180,7 @@ def _run(stage: Stage, kinds: Sequence[str], options: argparse.Namespace) -> dic
         "wrong": found.wrong + [f"afterwards: {one.body}" for one in again],
         "lost": found.lost,
         "left_over": leavings,
+        "moved_pages": dict(moved),
         "ended": scene.ended,
         "unexplained": scene.unexplained,
         **pauses(found, scene.changes, reading, prefill),

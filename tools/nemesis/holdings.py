@@ -1,8 +1,10 @@
 """Holdings of master and workers before and after a run; they must not grow."""
 
 import os
+import re
 import stat
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -10,7 +12,11 @@ from typing import Any
 
 import psutil
 
-from tools.nemesis.stage import Stage
+from tests.process.network.namespaces import MASTER
+from tools.nemesis.stage import PAGE_BYTES, Stage
+from tools.streaming import connection
+from tpiedge.host.private_file import PAGES
+from tpiedge.kv.page_folder import PARKED
 
 _SETTLED_S = 120.0
 _POLL_S = 0.5
@@ -19,7 +25,8 @@ _PART = 1 << 20
 
 @dataclass(frozen=True)
 class Held:
-    """Holdings of a master or an agent. `processes`: its children; `resident` and `disk` (its folders) in MiB."""
+    """Holdings of a master or an agent. `processes`: its children; `resident` and `disk` (its folders, without pages of
+    the KV cache) in MiB."""
 
     descriptors: int
     threads: int
@@ -47,7 +54,9 @@ def _of(process: psutil.Process, *folders: Path) -> Held:
         process.num_threads(),
         len(process.children(recursive=True)),
         process.memory_info().rss >> 20,
-        sum(_blocks(file) for folder in folders for file in folder.rglob("*")) * 512 >> 20,
+        sum(_blocks(file) for folder in folders for file in folder.rglob("*") if PAGES not in file.parts)
+        * 512
+        >> 20,
     )
 
 
@@ -76,7 +85,7 @@ def left_over(
     found: list[str] = []
     deadline = time.monotonic() + _SETTLED_S
     while time.monotonic() < deadline:
-        found = _grown(before, held(stage), pack_bytes >> 20)
+        found = _grown(before, held(stage), pack_bytes >> 20) + _pages_beyond(stage)
         if not found:
             break
         time.sleep(_POLL_S)
@@ -84,6 +93,39 @@ def left_over(
         found += [f"{name}: {path.name}" for path in stage.cluster.workers[name].cache.rglob("*.part")]
     logs = sorted(stage.cluster.folder.glob("*.log"))
     found += [f"a traceback in {log.name}" for log in logs if "Traceback" in log.read_text(errors="replace")]
+    return found
+
+
+def parked_files(stage: Stage) -> list[str]:
+    """Ends the cluster in order. Names what is parked then."""
+    stage.cluster.close()
+    return [
+        f"{name}: {path.name}" for name, folder in stage.pages.items() for path in folder.glob(f"{PARKED}/*")
+    ]
+
+
+def moved_pages(stage: Stage) -> Counter[str]:
+    """Counts pages that the nodes of this epoch left, brought and evicted."""
+    with connection(stage.cluster.url) as client:
+        metrics = client.get("/metrics").raise_for_status().text
+    found = re.findall(
+        r"^tpiedge_node_kv_(left|brought|evicted)_pages_total{.*} (\d+)", metrics, re.MULTILINE
+    )
+    return sum((Counter({move: int(count)}) for move, count in found), Counter[str]())
+
+
+def _pages_beyond(stage: Stage) -> list[str]:
+    """Names machines with more pages than they may have, and unfinished files of those that serve, which found them at
+    their start."""
+    serving = {node["host"] or MASTER for node in stage.cluster.status()["nodes"] if node["rank"] is not None}
+    found = []
+    for name, folder in stage.pages.items():
+        for kind, limit in PAGE_BYTES.items():
+            sizes = {path: _blocks(path) * 512 for path in folder.glob(f"{kind}/*")}
+            if sum(sizes.values()) > limit:
+                found.append(f"{name}: {sum(sizes.values())} bytes of {kind} pages")
+            if name in serving:
+                found += [f"{name}: {path.name}" for path in sizes if path.suffix == ".partial"]
     return found
 
 

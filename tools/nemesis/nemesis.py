@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 import httpx
 import psutil
 
-from tools.nemesis import of_links, of_machines, of_processes
+from tools.nemesis import of_links, of_machines, of_pages, of_processes
 from tools.nemesis.scene import Scene
 
 Fault = Callable[[Scene], bool]
@@ -50,6 +50,15 @@ FAULTS: dict[str, dict[str, Fault]] = {
     "clocks": {"clock jumped": of_machines.other_time},
     "master": {"master killed": of_processes.kill_master},
     "readers": {"reader stopped": _stop_reader},
+    "pages": {
+        "pages' bits flipped": of_pages.flip_bits,
+        "pages cut short": of_pages.cut_short,
+        "pages deleted": of_pages.delete,
+        "pages renamed": of_pages.rename,
+        "pages' folder replaced": of_pages.replace_folder,
+        "page writer killed": of_pages.kill_writer,
+    },
+    "page-disks": {"page disk full": of_pages.disk_full, "page disk errors": of_pages.disk_errors},
 }
 _TWO_AT_ONCE = 0.2
 

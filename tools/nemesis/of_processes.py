@@ -3,6 +3,7 @@
 import itertools
 import os
 import subprocess
+from collections.abc import Collection
 
 import psutil
 
@@ -19,8 +20,8 @@ _ORDERED_S = 30.0
 _extra = itertools.count(1)
 
 
-def kill_node(scene: Scene) -> bool:
-    return _kill(scene.node())
+def kill_node(scene: Scene, among: Collection[str] | None = None) -> bool:
+    return _kill(scene.node(among))
 
 
 def stop_node(scene: Scene) -> bool:
@@ -55,9 +56,9 @@ def stop_machine(scene: Scene) -> bool:
     return worker is not None
 
 
-def kill_agent(scene: Scene) -> bool:
+def kill_agent(scene: Scene, among: Collection[str] | None = None) -> bool:
     """Kills an agent, and its node with it, and restarts it."""
-    worker = scene.worker()
+    worker = scene.worker(among)
     if worker is not None:
         worker.agent.kill()
         worker.process.wait()

@@ -17,7 +17,7 @@ from tools.streaming import ANSWER_S, BrokenAnswer, Crowd, connection
 
 #: A master is away for a few seconds.
 _NO_MASTER_S, _AGAIN_S = 60.0, 0.2
-_PROMPTS, _PROMPT_TOKENS = 6, 8
+_PROMPTS, PROMPT_TOKENS = 6, 8
 _TEXTS = ("Tell me a story", "Where is the fox", "Say something about the sea")
 #: What every model has an answer to, whatever its template and tokenizer.
 _PLAIN = FORMS[:2]
@@ -57,13 +57,15 @@ class Found:
     pauses: list[Pause] = field(default_factory=list)
 
 
-def questions(url: str, seed: int, tokens: int, forms: Sequence[Form] = ()) -> list[Question]:
+def questions(
+    url: str, seed: int, tokens: int, forms: Sequence[Form] = (), prompt_tokens: int = PROMPT_TOKENS
+) -> list[Question]:
     """Greedy and sampled ones with their answers, each of so many tokens at most: of each of the `forms` for texts, or
     of completions for token ids."""
     draws = random.Random(f"{seed}/questions")
     prompts: list[Prompt] = list(_TEXTS)
     if not forms:
-        prompts = [draws.choices(_IDS, k=_PROMPT_TOKENS) for _ in range(_PROMPTS)]
+        prompts = [draws.choices(_IDS, k=prompt_tokens) for _ in range(_PROMPTS)]
     with connection(url) as client:
         model = client.get("/v1/models").json()["data"][0]["id"]
         found = []

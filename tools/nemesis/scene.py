@@ -3,7 +3,7 @@
 import contextlib
 import random
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
 
 import psutil
@@ -63,12 +63,15 @@ class Scene:
 
     # --- who
 
-    def worker(self) -> Worker | None:
-        there = [worker for name, worker in self.cluster.workers.items() if name not in self._away]
+    def worker(self, among: Collection[str] | None = None) -> Worker | None:
+        """Returns one that is not away, of all or `among` these names."""
+        names = self.cluster.workers if among is None else among
+        there = [worker for name, worker in self.cluster.workers.items() if name in names]
+        there = [worker for worker in there if worker.name not in self._away]
         return self.draws.choice(there) if there else None
 
-    def node(self) -> psutil.Process | None:
-        worker = self.worker()
+    def node(self, among: Collection[str] | None = None) -> psutil.Process | None:
+        worker = self.worker(among)
         children = worker.agent.children(recursive=True) if worker is not None else []
         return self.draws.choice(children) if children else None
 

@@ -17,26 +17,35 @@ from tests.process.serving.serving import Serving
 from tests.process.serving.test_structured import OPENER, RARE, TEMPLATE
 from tests.process.serving.wall_clock import WallClock, build_shim, why_no_shim
 from tpiedge.errors import UserError
+from tpiedge.host.private_file import PAGES
+from tpiedge.kv.page_folder import KEPT, PARKED
 from tpiedge.lab.memory_group import MemoryGroup, memory_group
 from tpiedge.model.source import DEMO, resolve_model
 
 #: Of faults, as --faults names them.
-KINDS = ("kills", "processes", "links", "disks", "memory", "clocks", "master", "readers")
+KINDS = (
+    *("kills", "processes", "links", "disks", "memory", "clocks", "master", "readers", "pages", "page-disks"),
+)
 #: What a master that records its answers goes on after.
-RECORDED = frozenset(("master", "readers"))
+RECORDED = frozenset(("master", "readers", "pages"))
+#: With these, pages of the KV cache are kept and parked on disk.
+PAGED = frozenset(("pages", "page-disks"))
+#: What each machine gives for kept and parked pages, in bytes. The demo's answers leave more pages than may be kept.
+PAGE_BYTES = {KEPT: 2_000_000, PARKED: 32_000_000}
 #: Of memory, in bytes.
 NO_LIMIT = 1 << 50
 _SLOW = 1e6  # as every machine says of its memory: one more is worth having
 _EXTRA = "extra"
 _TIMEOUT_S = 60  # of an agent that is started while its link is cut
 _LEAST_DISK = 64 << 20
+_KEEPING = ("--keep-context", PAGE_BYTES[KEPT], "--kv-disk", PAGE_BYTES[PARKED])
 
 
 def why_not(kind: str, folder: Path) -> str | None:
     """Returns the reason why faults of that kind are impossible here. `folder`: for a try."""
     if kind == "links":
         return why_impossible("nft", "tc")
-    if kind == "disks":
+    if kind in ("disks", "page-disks"):
         try:
             with mounted_disk(folder / "try", folder / "try.image"):
                 return None
@@ -72,6 +81,9 @@ class Stage:
     disks: dict[str, FailingDisk]
     groups: dict[str, MemoryGroup]
     clocks: dict[str, WallClock]
+    #: Folders of page files, by worker and "master", and their disks.
+    pages: dict[str, Path]
+    page_disks: dict[str, FailingDisk]
 
     def start_worker(self, name: str, *, token: bool) -> Worker:
         """Starts one of `names`, or an extra worker, which has nothing of its own but its folders."""
@@ -79,11 +91,12 @@ class Stage:
         if name in self.clocks:
             more["program"] = self.clocks[name].program
         wait = ("--wait", _TIMEOUT_S)
+        keeps = _KEEPING if name in self.pages else ()
         if isinstance(self.cluster, NetworkCluster):
             more["machine"] = name if name in self.names else _EXTRA
-            worker = self.cluster.join(name, *wait, **more)
+            worker = self.cluster.join(name, *wait, *keeps, **more)
         else:
-            worker = self.cluster.start_worker(name, *wait, **more)
+            worker = self.cluster.start_worker(name, *wait, *keeps, **more)
         if name in self.groups:
             self.groups[name].members_file.write_text(str(worker.process.pid))
         return worker
@@ -118,12 +131,22 @@ def set_up(
         if "clocks" in kinds:
             shim = build_shim(folder)
             clocks = {name: WallClock(shim, folder / f"{name}.clock") for name in (MASTER, *names)}
+        pages, page_disks = {}, {}
+        if PAGED.intersection(kinds):
+            options = *options, *_KEEPING, "--share-prefixes"
+            states = {MASTER: home / "master-state" / "master"}
+            states |= {name: home / f"{name}-state" / "worker" for name in names}
+            pages = {name: state / PAGES for name, state in states.items()}
+        if "page-disks" in kinds:
+            for name, path in pages.items():
+                disk = mounted_disk(path, folder / f"{name}-pages.image")
+                page_disks[name] = stack.enter_context(disk)
         more: dict[str, Any] = {"model": model, "cache": folder / "cache", "bytes_per_s": _SLOW}
         if MASTER in clocks:
             more["program"] = clocks[MASTER].program
         cluster = NetworkCluster(home, links, *options, **more) if links else Serving(home, *options, **more)
         stack.enter_context(contextlib.closing(cluster))
-        yield Stage(cluster, tuple(names), links, disks, groups, clocks)
+        yield Stage(cluster, tuple(names), links, disks, groups, clocks, pages, page_disks)
 
 
 def _disk_bytes(model: str) -> int:

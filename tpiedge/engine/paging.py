@@ -212,8 +212,8 @@ class Paging:
             self._order("leave", missing[start : start + _LEFT_PAGES], kept=kept)
 
     def _save(self) -> None:
-        """Orders to leave published pages. Only a quarter of the available pages may be held for it."""
-        room = self._pool.available // 4
+        """Orders to leave published pages. They may hold a quarter of the available pages."""
+        room = max(1, self._pool.available // 4)
         chosen: list[tuple[int, bytes]] = []
         store = False
         for page, (name, kept) in list(self._unsaved.items()):

@@ -49,7 +49,7 @@ def route(
     normalised: bool,
     pool: Pool | None,
 ) -> tuple[Tensor, Tensor]:
-    """Returns the chosen experts int64 [T, k], ascending, and their weights f32 [T, k].
+    """Returns a row's chosen experts, int64 [T, k] in their order, and their weights, f32 [T, k].
 
     The largest logits win, of equal ones the first. A weight is a part of the softmax of all logits, or of the
     chosen if `normalised`. Infinite logits choose the first experts, with weights NaN.

@@ -1,4 +1,4 @@
-"""Computes the layout of a pack's bytes. Pure.
+"""Computes where a pack has its bytes. Pure.
 
 1. A matrix is stored unit after unit. Units are multiples of ALIGN bytes (for O_DIRECT). A column-parallel matrix has a
    row per output feature. A row-parallel matrix (o, down; `transposed`) has a row per input feature.

@@ -94,6 +94,36 @@ def test_bench_serve_starts_a_server_and_reports_every_load() -> None:
     assert record["long_prompt"]["beside_to_alone"]["median"] > 0
 
 
+@pytest.mark.timeout(400)  # a cluster for each run
+@pytest.mark.parametrize(("what", "nodes"), [pytest.param("restore", 3, marks=pytest.mark.thin), ("park", 1)])
+def test_bench_context_reports_figures_with_their_bounds(what: str, nodes: int) -> None:
+    ended = run_command(
+        *("bench", "context", "--model", "demo", "--what", what, "--nodes", nodes, "--threads", 1),
+        *("--prompt-tokens", 150, "--repeats", 1, "--json"),
+        limit_s=390,
+    )
+    assert ended.status == 0, ended.err
+    record = json.loads(ended.out)
+    assert described(record) == DEMO
+    assert (record["what"], record["nodes"], record["prompt_tokens"]) == (what, nodes, 128)
+    assert record["processor"]
+    paged = record["turns"] if what == "park" else record
+    assert paged["ratio_bound"] == 1.2
+    assert paged["answers"] == (8 if what == "park" else 1)
+    for name in ("first_token_s", "disk_bytes_per_s", "bound_s"):
+        assert 0 < paged[name]["min"] <= paged[name]["median"] <= paged[name]["max"]
+    if what == "restore":
+        assert (record["cached_tokens"]["min"], record["without_pages"]) == (128, 0)
+        assert record["bytes"]["min"] > 0
+        assert record["times_faster"]["median"] > 0
+        assert record["times_faster_bound"] == 30
+        return
+    assert list(record["streams"]["to_room"]) == ["room", "disk", "computed"]
+    assert record["streams"]["to_room"]["room"]["median"] == 1
+    assert list(record["keeping"]["s_per_token"]) == ["none", "kept"]
+    assert record["keeping"]["cost"]["median"] > -1
+
+
 @pytest.mark.skipif(why_impossible() is not None, reason=str(why_impossible()))
 def test_testbed_benches_vary_links_and_leave_nothing_up(here: Callable[..., Ended]) -> None:
     ended = run_command(
@@ -127,6 +157,8 @@ def test_testbed_benches_vary_links_and_leave_nothing_up(here: Callable[..., End
         (["allreduce", "--latency", "3"], "give --testbed"),
         (["decode", "--model", "demo", "--rate", "3"], "give --testbed"),
         (["decode", "--model", "demo", "--wire", "f16"], "'f16' is none of f32"),
+        (["context", "--what", "park", "--prompt-tokens", "63"], "a page has 64 tokens"),
+        (["context", "--what", "park", "--prompt-tokens", "1000"], "leave 975"),
         (["serve"], "no MODEL is given, and no --url"),
         (["serve", "demo", "--concurrency", "a"], "not a list of numbers"),
         (["serve", "demo", "--concurrency", "1", "--rate", "2"], "give --concurrency or --rate"),

@@ -7,6 +7,7 @@ import pytest
 
 from tests.process.network.namespaces import why_impossible
 from tools.nemesis.forms import FORMS
+from tools.nemesis.stage import why_not
 
 ROOT = Path(__file__).parents[3]
 #: Several times what it takes on a machine that does nothing else.
@@ -45,3 +46,17 @@ def test_nemesis_faults_break_no_kind_of_answer() -> None:
     assert found["kills"] >= 5
     assert sum(found["by_kind"].values()) == found["kills"]
     assert len(found["forms"]) == len([form for form in FORMS if form.resumable])
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.fault("F6", "disks of KV pages while answers run: none is wrong or lost, and the limits hold")
+@pytest.mark.fault(
+    "F9",
+    "while answers run, and nodes are killed while they write pages: none is wrong, nothing is left over",
+)
+def test_nemesis_faults_of_pages_break_no_answer(tmp_path: Path) -> None:
+    disks = [] if why_not("page-disks", tmp_path) else ["page-disks"]
+    sizes = ("--kills", 6, "--apart", 1, "--seed", 12, "--tokens", 120, "--clients", 4)
+    found = broken(*sizes, "--faults", ",".join(["kills", "pages", *disks]))
+    assert found["kills"] >= 6
+    assert found["moved_pages"]["left"] > 0, "the answers left no page on a disk"

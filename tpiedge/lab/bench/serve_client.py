@@ -37,7 +37,7 @@ def read_answer(
     """Parses a `/v1/completions` stream. `failure`: the client's own error. The server's count of the prompt replaces
     `prompt_tokens`."""
     arrivals: list[float] = []
-    done, tokens = False, 0
+    done, tokens, cached = False, 0, 0
     try:
         for time_s, payload in _events(pieces):
             done = done or payload == b"[DONE]"
@@ -49,13 +49,16 @@ def read_answer(
                     match more.get("usage"):
                         case {"prompt_tokens": int(prompt), "completion_tokens": int(count)}:
                             prompt_tokens, tokens = prompt, count
+                    match more.get("usage"):
+                        case {"prompt_tokens_details": {"cached_tokens": int(found)}}:
+                            cached = found
                     arrivals += [time_s] * sum(map(_tokens_of, choices))
         error = "" if done else "the server ended the answer early"
     except _Unreadable as unreadable:
         error = str(unreadable)
     # Tokens that the server counted but did not show came with the last one that it showed.
     arrivals += arrivals[-1:] * (tokens - len(arrivals))
-    return TimedAnswer(sent_s, tuple(arrivals), ended_s, prompt_tokens, failure or error)
+    return TimedAnswer(sent_s, tuple(arrivals), ended_s, prompt_tokens, failure or error, cached)
 
 
 def _tokens_of(choice: object) -> int:

@@ -57,21 +57,46 @@ class ClusterWish:
         return self.places[machine] if machine < len(self.places) else Place()
 
 
+@dataclass(frozen=True)
+class ClusterHome:
+    """The states and caches of a cluster that runs more than once. Its addresses stay the same."""
+
+    folder: Path
+    first_port: int
+
+    @property
+    def state(self) -> Path:
+        """The master's --state."""
+        return self.folder / "master"
+
+
+@contextmanager
+def cluster_home(host: str = _LOOPBACK) -> Iterator[ClusterHome]:
+    """Makes a temporary home for a master that listens on `host`. Raises ResourceError."""
+    with tempfile.TemporaryDirectory(prefix="tpiedge-bench-") as folder:
+        yield ClusterHome(Path(folder), free_ports(_PORTS, host))
+
+
 @contextmanager
 def own_cluster(wish: ClusterWish) -> Iterator[MeasuredServer]:
-    """Runs a cluster for the block. The caller must be in the network of the master's place, `wish.place(0)`. Raises
-    PeerError, ResourceError."""
+    """Runs a cluster in a home of its own for the block. The caller must be in the network of the master's place,
+    `wish.place(0)`. Raises PeerError, ResourceError."""
+    with cluster_home(wish.place(0).host) as home, cluster_at(home, wish) as server:
+        yield server
+
+
+@contextmanager
+def cluster_at(home: ClusterHome, wish: ClusterWish) -> Iterator[MeasuredServer]:
+    """Runs a cluster for the block, all of its processes new. See `own_cluster`."""
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tpiedge-bench-")))
-        first = free_ports(_PORTS, wish.place(0).host)
-        token, address = folder / "token", f"{wish.place(0).host}:{first}"
-        http = ServerAddress(_LOOPBACK, first + _PORTS - 1)
+        token, address = home.folder / "token", f"{wish.place(0).host}:{home.first_port}"
+        http = ServerAddress(_LOOPBACK, home.first_port + _PORTS - 1)
         listen = ["--listen", address, "--http", f"{http.host}:{http.port}", "--token-file", str(token)]
-        members = ["--min-workers", str(wish.workers), "--state", str(folder / "master")]
+        members = ["--min-workers", str(wish.workers), "--state", str(home.state)]
         master = [*_tpiedge(wish.place(0)), "master", *listen, *members, *wish.options]
         processes = [stack.enter_context(running_process("the master", master))]
         for number in range(1, wish.workers + 1):
-            own = folder / f"worker-{number}"
+            own = home.folder / f"worker-{number}"
             folders = ["--state", str(own / "state"), "--cache", str(own / "cache"), "--name", own.name]
             join = ["--token-file", str(token), "--wait", f"{_WITH_WORKERS_S:.0f}"]
             worker = [*_tpiedge(wish.place(number)), "worker", *join, *folders, *wish.worker_options]

@@ -17,13 +17,15 @@ PERCENTILES = {"p50": 50, "p90": 90, "p99": 99}
 
 @dataclass(frozen=True, slots=True)
 class TimedAnswer:
-    """A request as its client saw it. `token_s`: arrivals of tokens."""
+    """A request as its client saw it. `token_s`: arrivals of tokens. `cached_tokens`: prompt tokens that the server did
+    not compute."""
 
     sent_s: float
     token_s: tuple[float, ...]
     ended_s: float
     prompt_tokens: int
     error: str = ""
+    cached_tokens: int = 0
 
     @property
     def first_s(self) -> float | None:

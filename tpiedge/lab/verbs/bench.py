@@ -4,6 +4,7 @@ import click
 
 from tpiedge.cli.listing import ListingGroup
 from tpiedge.lab.verbs.bench_allreduce import allreduce
+from tpiedge.lab.verbs.bench_context import context
 from tpiedge.lab.verbs.bench_decode import decode
 from tpiedge.lab.verbs.bench_kernels import kernels
 from tpiedge.lab.verbs.bench_memory import memory
@@ -22,6 +23,7 @@ def bench() -> None:
 
 
 bench.add_command(allreduce)
+bench.add_command(context)
 bench.add_command(decode)
 bench.add_command(kernels)
 bench.add_command(memory)

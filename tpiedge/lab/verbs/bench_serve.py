@@ -28,7 +28,7 @@ from tpiedge.lab.bench.serve_client import MeasuredServer, ServePrompt, ServerAd
 from tpiedge.lab.bench.serve_cluster import ClusterWish, own_cluster
 from tpiedge.lab.bench.serve_run import ServeLoad, ServeWish, check_wish, measure_server, parse_prompts
 from tpiedge.lab.testbed.running import emulated, open_testbed
-from tpiedge.lab.verbs.flags import repeats_option, testbed_option
+from tpiedge.lab.verbs.flags import repeats_option, testbed_option, words
 from tpiedge.launch.child import Place
 from tpiedge.local.prepare import prepare
 from tpiedge.progress import say
@@ -241,9 +241,9 @@ def serve(
         with _machines(testbed_name, workers, links) as (count, usual_threads, places):
             machine = {"--threads": threads or usual_threads, "--memory": f"{memory}B" if memory else None}
             lines = ClusterWish(
-                _words({"--model": model_name} | machine | options),
+                words({"--model": model_name} | machine | options),
                 count,
-                _words(machine | {"--model-dir": model.pack.path.absolute()}),
+                words(machine | {"--model-dir": model.pack.path.absolute()}),
                 places,
             )
             with own_cluster(lines) as server:
@@ -308,7 +308,3 @@ def _machines(
     ):
         places = tuple(device.place for device in testbed.devices[: len(described.speeds)])
         yield len(described.speeds) - 1, described.most_threads, places
-
-
-def _words(options: dict[str, object]) -> tuple[str, ...]:
-    return tuple(str(word) for pair in options.items() if pair[1] is not None for word in pair)

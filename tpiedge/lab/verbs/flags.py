@@ -1,5 +1,6 @@
 """Flags that several commands of the laboratory share."""
 
+from collections.abc import Mapping
 from types import ModuleType
 
 import click
@@ -33,6 +34,11 @@ nodes_options = together(
 threads_option = click.option(
     "--threads", type=int, help="Threads per node.  [default: the cores divided by the nodes]"
 )
+
+
+def words(flags: Mapping[str, object]) -> tuple[str, ...]:
+    """Returns a command's words; a flag without a value is left out."""
+    return tuple(str(word) for pair in flags.items() if pair[1] is not None for word in pair)
 
 
 def plots() -> ModuleType:
