@@ -30,6 +30,7 @@ from tests.cluster.test_batching import (
 from tests.fakes.cluster import InProcessCluster, SoloLeader
 from tests.reference import Reference
 from tpiedge.collectives.communicator import Tag
+from tpiedge.engine import batcher, paging
 from tpiedge.engine.page_moves import PageMoves
 from tpiedge.errors import Misconduct
 from tpiedge.kernels.kv_format import KVFormat, page_positions
@@ -41,6 +42,7 @@ from tpiedge.pack.specs import Precision
 from tpiedge.planner.kv_transfer import KVHolder, KVMoves, plan_moves
 from tpiedge.wire.control import Finished, Halt, KVSnapshot, PageKeys, Token
 from tpiedge.wire.data import PageOrders
+from tpiedge.wire.fields import NAME_BYTES
 from tpiedge.wire.requests import GenerationRequest, Sampling
 
 TOKENS = 24
@@ -310,6 +312,20 @@ def test_halted_cluster_goes_on_if_no_change_comes(
     assert told == undisturbed(reference.prompt_ids, pack)
 
 
+def test_halt_leaves_more_pages_than_one_message_orders(
+    short: "Short", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paging, "MAX_ARRAY", 2)
+    monkeypatch.setattr(paging, "_LEFT_PAGES", 1)
+    submitted = clients(short.page, 4)
+    with short.cluster("2,1", pages=12) as cluster:
+        play(cluster, submitted, steps=6)
+        halted = cluster.leader.halt(Halt(1, 2, ()))
+        assert len(halted.names) // NAME_BYTES > 2 * 2
+        assert len([*short.folder.glob("0/parked/*")]) == len(halted.names) // NAME_BYTES
+        assert cluster.leader.pages[0] == 0, "pages wait for orders that were not given"
+
+
 def clients(page: int, count: int) -> list[GenerationRequest]:
     """Requests with a shared page and an own one. Their answers need a page more each."""
     shared = prompt(page)
@@ -397,7 +413,11 @@ def test_kept_prefix_survives_a_restart(short: Short, shares: str) -> None:
     assert told == short.undisturbed(submitted)
 
 
-def test_sequence_waits_for_the_slowest_disk_and_others_go_on(short: Short) -> None:
+@pytest.mark.parametrize("late", [False, True])
+def test_sequence_waits_for_the_slowest_disk_unless_it_is_late(
+    short: Short, monkeypatch: pytest.MonkeyPatch, late: bool
+) -> None:
+    monkeypatch.setattr(batcher, "LATE_S", 0.0 if late else math.inf)
     slow = replace(ask(0, (5, *prompt(2 * short.page)), 9), keep_context=True)
     other = ask(1, prompt(7), 9)
     with short.cluster("2,1", pages=12, keep=True) as cluster:
@@ -405,15 +425,18 @@ def test_sequence_waits_for_the_slowest_disk_and_others_go_on(short: Short) -> N
         settle(cluster)
     gate = threading.Event()
     with short.cluster("2,1", pages=12, keep=True) as cluster:
-        for _ in range(THREADS):
-            cluster.disks[1].queue.submit("weights", 1, lambda: gate.wait(WAIT_S) + 0)
+        queue = cluster.disks[1].queue
+        jobs = [queue.submit("weights", 1, lambda: gate.wait(WAIT_S) + 0) for _ in range(THREADS)]
         try:
-            told = play(cluster, [slow, other], steps=40)
-            assert [len(told[name]) for name in ("r0", "r1")] == [0, 9]
+            told = play(cluster, [slow, other], steps=None if late else 40)
+            assert [len(told[name]) for name in ("r0", "r1")] == [9 if late else 0, 9]
+            assert not any(job.done() for job in jobs)
         finally:
             gate.set()
         play(cluster, ())
+        settle(cluster)
         assert all(brought(cluster))
+        assert cluster.leader.pages[0] == 0
     assert told == short.undisturbed([slow, other])
 
 
@@ -457,6 +480,7 @@ def test_page_that_one_node_lacks_is_computed(short: Short, spoil: Callable[[Pat
     with short.cluster("2,1", keep=True) as cluster:
         spoil(short.folder / str(rank))  # once the index is read
         told = play(cluster, submitted)
+        settle(cluster)  # what was computed is left again
         assert cluster.leader.pages[0] == 0
     assert told == short.undisturbed(submitted)
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tpiedge.engine.drafting import NO_GUESS, Guess, PromptLookup, allot
-from tpiedge.engine.paging import Disk, Paging
+from tpiedge.engine.paging import LATE_S, Disk, Move, Paging
 from tpiedge.engine.sequence import RunningSequence, StepPiece
 from tpiedge.engine.step_cost import StepCost
 from tpiedge.kv.pages import PagePool
@@ -124,10 +124,21 @@ class Batcher:
 
     def answered(self, number: int, good: int, seconds: float) -> None:
         """Ends an order after `seconds`. All nodes have done its first `good` pages."""
+        self._arrive(self._paging.answered(number, good, seconds), good)
+
+    def waited(self, number: int, seconds: float) -> None:
+        """Gives up an order that took `seconds` so far, if it is late. It holds its pages until it is answered."""
+        move = self._paging.under_way(number)
+        tokens = 0 if move.sequence is None else move.reach - move.sequence.done
+        if seconds > max(LATE_S, self._compute_s(tokens) or 0.0):
+            self._paging.give_up(move)
+            self._arrive(move, 0)
+
+    def _arrive(self, move: Move, good: int) -> None:
+        """Begins a sequence with the first `good` pages of its order."""
         self._blocked = False
-        move = self._paging.answered(number, good, seconds)
         sequence, pages = move.sequence, move.order.pages
-        if sequence is None or sequence.arriving != number:
+        if sequence is None or sequence.arriving != move.order.number:
             return
         done = move.reach
         if good < len(pages):
@@ -173,7 +184,7 @@ class Batcher:
         self._lacking = False
         self._admit()
         pieces = self._pieces()
-        self._blocked = not pieces and self.awaited
+        self._blocked = not pieces and (self.awaited or bool(self.outstanding))
         if not pieces:
             return None
         self._pool.fit(len(sequence.ids) for sequence in self._running)

@@ -58,9 +58,9 @@ class _Order:
     jobs: list[futures.Future[int]] = field(default_factory=list)
 
     def answer(self) -> tuple[float, float]:
-        """Returns (how many pages from the start are done, seconds), or (-1, 0) while jobs wait or run."""
+        """Returns (how many pages from the start are done, seconds), or (-1, seconds so far) while jobs wait or run."""
         if not all(job.done() for job in self.jobs):
-            return -1.0, 0.0
+            return -1.0, time.perf_counter() - self.begun
         for job in self.jobs:
             job.result()  # only a bug raises an error here
         return float([*self.good, False].index(False)), self.ended - self.begun

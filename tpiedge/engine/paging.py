@@ -4,7 +4,7 @@
 2. No name is in two outstanding orders.
 3. An order to leave has at most `_LEFT_PAGES` pages. One order at a time leaves published pages in advance.
 4. Only full pages of requests that allow it are kept. Other pages are parked.
-5. A page that a node could not bring counts as absent until it is left again.
+5. A page that could not be brought counts as absent until it is left again.
 6. A page's time is the median of the latest orders. It is forgotten after `_REFUSALS` refusals: a disk may get faster.
 """
 
@@ -19,6 +19,9 @@ from tpiedge.kv.pages import PagePool
 from tpiedge.wire.data import PageOrder
 from tpiedge.wire.fields import MAX_ARRAY, MAX_NAMED_PAGES
 
+#: An order is late after this time, and after the time in which its pages can be computed. Until it is answered,
+#: nothing waits for it, no other page is brought, and only a halt parks pages.
+LATE_S: Final = 10.0
 _LEFT_PAGES: Final = 16
 _MEASURED: Final = 7
 _REFUSALS: Final = 16
@@ -53,6 +56,7 @@ class Paging:
         self._number = 0
         self._new: deque[Move] = deque()
         self._taken: dict[int, Move] = {}
+        self._late: set[int] = set()
         self._moving: set[bytes] = set()
         #: Published pages to leave in advance, with their names, and whether to keep them.
         self._unsaved: dict[int, tuple[bytes, bool]] = {}
@@ -67,12 +71,13 @@ class Paging:
 
     @property
     def frees(self) -> bool:
-        """Whether the answer to an order will free a page."""
-        moves = (*self._taken.values(), *self._new)
+        """Whether the answer to an order that is not late will free a page."""
+        moves = [one for one in (*self._taken.values(), *self._new) if one.order.number not in self._late]
         return any(self._pool.held_once(page) for move in moves for page in move.order.pages)
 
     def moving(self, name: bytes) -> bool:
-        return name in self._moving
+        """Whether nodes move the page, and will soon have done so."""
+        return name in self._moving and name not in self._absent
 
     def before(self, sequence: RunningSequence, *, own: bool = False) -> bytes:
         """Returns the name before the first page of a sequence, or before its `own` one, which no other can find."""
@@ -137,6 +142,8 @@ class Paging:
 
     def is_faster(self, bring: int, leave: int, compute_s: float | None) -> bool:
         """Whether so many pages are predicted to move within `compute_s` seconds. Unknown times count as fast."""
+        if self._late:
+            return False
         counts = (("bring", bring), ("leave", leave))
         moved_s = sum(
             count * median_low(self._seconds[kind]) for kind, count in counts if self._seconds[kind]
@@ -173,10 +180,21 @@ class Paging:
             taken.append(move.order)
         return tuple(taken)
 
+    def under_way(self, number: int) -> Move:
+        """Returns an order that was taken but not answered."""
+        return self._taken[number]
+
+    def give_up(self, move: Move) -> None:
+        """Counts an order as late until it is answered."""
+        self._late.add(move.order.number)
+        if move.order.kind == "bring":
+            self._miss(move.names)
+
     def answered(self, number: int, good: int, seconds: float) -> Move:
         """Ends an order, of which all nodes have done the first `good` pages."""
         move = self._taken.pop(number)
         order, names = move.order, move.names
+        self._late.discard(number)
         self._moving.difference_update(names)
         if good:
             self._seconds[order.kind].append(seconds / good)
@@ -190,11 +208,14 @@ class Paging:
             if move.sequence is not None and not move.sequence.private:
                 for page, name in list(zip(order.pages, names, strict=True))[: good - partial]:
                     self._pool.publish(page, name)
-            self._absent.update(dict.fromkeys(names[good : good + 1]))
-            if len(self._absent) > _MOST_ABSENT:
-                self._absent.popitem(last=False)
+            self._miss(names[good : good + 1])
         self._pool.give_back(order.pages)
         return move
+
+    def _miss(self, names: Iterable[bytes]) -> None:
+        self._absent.update(dict.fromkeys(names))
+        while len(self._absent) > _MOST_ABSENT:
+            self._absent.popitem(last=False)
 
     def _has(self, name: bytes) -> bool:
         known = name not in self._moving and name not in self._absent

@@ -49,6 +49,8 @@ from tpiedge.wire.requests import GenerationRequest
 _CLAIM_S: Final = 10.0
 #: How often nodes are asked about moves of pages: while a sequence waits for one and no step runs, and otherwise.
 ASK_S: Final = 0.005
+#: A transfer is planned to take at most two minutes.
+_HALT_S: Final = 150.0
 _ASK_SELDOM_S: Final = 0.1
 
 
@@ -165,7 +167,8 @@ class Leader:
         ProtocolError."""
         self._batcher.park()
         self._give_orders()
-        while self._batcher.outstanding:
+        deadline = time.monotonic() + _HALT_S
+        while self._batcher.outstanding and time.monotonic() < deadline:
             self._moves.wait(ASK_S)
             self._ask()
             self._give_orders()  # a message has a limit
@@ -234,7 +237,9 @@ class Leader:
         self._asked_at = time.monotonic()
         asked = PageOrders(self._epoch, self._next_step(), asked=self._batcher.outstanding)
         for number, good, seconds in self._tell(asked):
-            if good >= 0:
+            if good < 0:
+                self._batcher.waited(number, seconds)
+            else:
                 self._batcher.answered(number, good, seconds)
 
     def _give_orders(self) -> None:

@@ -49,10 +49,10 @@ def route(
     normalised: bool,
     pool: Pool | None,
 ) -> tuple[Tensor, Tensor]:
-    """Returns a row's chosen experts, int64 [T, k] in their order, and their weights, f32 [T, k].
+    """Returns the chosen experts int64 [T, k], ascending, and their weights f32 [T, k].
 
-    The largest logits win, of equal ones the first. A weight is a part of the softmax of all logits, or of the
-    chosen if `normalised`. Infinite logits choose the first experts, with weights NaN.
+    The first of the largest logits win. Weights are parts of the softmax of all logits, or of the chosen if
+    `normalised`; NaN for infinite logits.
     """
     count, hidden = router_EH.shape
     _check_router(router_EH, (count, hidden), chosen)

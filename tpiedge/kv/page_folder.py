@@ -11,7 +11,8 @@ from tpiedge.errors import cannot_write
 PAGE_VERSION: Final = 1
 """Grows when the same tokens get other bytes in a page: kept pages of earlier versions are not found then."""
 KEPT, PARKED = "kept", "parked"  # subfolders: pages that survive the master, and pages of this run
-_PAGE: Final = re.compile("[0-9a-f]{32}")  # a page's name begins the name of its file
+#: The names of a page's files (`kv/store.py`), and of those that are being written. Other files are not ours.
+PAGE_FILE: Final = re.compile(r"([0-9a-f]{32})-(0|[1-9a-f][0-9a-f]*)|[0-9a-f]{16}\.partial")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,9 @@ def _usage(folder: Path, *, clear: bool) -> PageUsage:
     try:
         with os.scandir(folder) as entries:
             for entry in list(entries):
+                found = PAGE_FILE.fullmatch(entry.name)
+                if found is None:
+                    continue
                 try:
                     size = entry.stat(follow_symlinks=False).st_blocks * 512
                     if clear:
@@ -56,8 +60,8 @@ def _usage(folder: Path, *, clear: bool) -> PageUsage:
                 except FileNotFoundError:  # the node evicts files meanwhile
                     continue
                 nbytes += size
-                if found := _PAGE.match(entry.name):
-                    pages.add(found[0])
+                if found[1]:
+                    pages.add(found[1])
     except FileNotFoundError:
         pass  # nothing was ever written
     except OSError as error:

@@ -12,7 +12,6 @@ import contextlib
 import errno
 import mmap
 import os
-import re
 import secrets
 import shutil
 import struct
@@ -28,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tpiedge.errors import InternalError, TpiedgeError
+from tpiedge.kv.page_folder import PAGE_FILE
 from tpiedge.kv.sealing import SEAL_BYTES, Seal
 from tpiedge.memory.reader import DirectFile
 from tpiedge.pack.files import DIRECT_REFUSED, Descriptor
@@ -35,8 +35,6 @@ from tpiedge.pack.layout import ALIGN, whole_pages
 from tpiedge.units import GIB
 
 _ABOUT: Final = struct.Struct("<16sIII")  # name, head, extents, bytes of an extent
-_FILE: Final = re.compile(r"([0-9a-f]{32})-(0|[1-9a-f][0-9a-f]*)")
-_PARTIAL: Final = ".partial"
 
 
 class _PageFile(NamedTuple):
@@ -120,7 +118,7 @@ class PageStore:
             raise InternalError(f"sections of {len(lengths)} lengths in a page")
         stride = max(map(_stride, lengths), default=0)
         file = _PageFile(name, sum(1 << head for head in heads), max(ALIGN, stride * len(heads)))
-        partial = self.folder / (secrets.token_hex(8) + _PARTIAL)
+        partial = self.folder / (secrets.token_hex(8) + ".partial")
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._reserve(file.nbytes)
         try:
@@ -166,12 +164,14 @@ class PageStore:
         found = list[tuple[int, _PageFile]]()
         with os.scandir(self.folder) as entries:
             for entry in entries:
-                match = _FILE.fullmatch(entry.name)
+                match = PAGE_FILE.fullmatch(entry.name)
+                if match is None:
+                    continue
                 with contextlib.suppress(OSError):  # another process deletes files, too
                     stat = entry.stat(follow_symlinks=False)
-                    if match and (file := _whole(bytes.fromhex(match[1]), int(match[2], 16), stat)):
+                    if match[1] and (file := _whole(bytes.fromhex(match[1]), int(match[2], 16), stat)):
                         found.append((stat.st_mtime_ns, file))
-                    elif match or entry.name.endswith(_PARTIAL):
+                    else:
                         os.unlink(entry.path)
         for used_ns, file in sorted(found):
             self._add(file)

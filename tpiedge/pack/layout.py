@@ -1,13 +1,13 @@
-"""Computes where a pack has its bytes. Pure.
+"""Computes the layout of a pack's bytes. Pure.
 
 1. A matrix is stored unit after unit. Units are multiples of ALIGN bytes (for O_DIRECT). A column-parallel matrix has a
    row per output feature. A row-parallel matrix (o, down; `transposed`) has a row per input feature.
 2. In f32 and bf16, a row takes `cols * itemsize` bytes rounded up to ROW_ALIGN. Rows of zeros fill up a unit.
 3. In other precisions, a unit has panels (kernels/panels.py), then zeros.
-4. The vectors (norms, biases, a router) form one section at the start of the blob. Each vector is aligned to
+4. Vectors (norms, biases, a router) form one section at the blob's start. Each vector is aligned to
    ROW_ALIGN. The section is aligned to ALIGN. All other bytes are zero.
-5. Experts follow the matrices. In f32 and bf16, an expert has matrix after matrix. In other precisions, it has unit
-   after unit, and a unit has panels of every matrix, each at the same place in all units.
+5. Experts follow the matrices. In f32 and bf16, an expert has matrix after matrix. In other precisions, a unit has
+   panels of every matrix, each at the same place in all units.
 """
 
 import math

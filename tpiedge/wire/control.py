@@ -35,6 +35,9 @@ class PageKeys(f.Wire, frozen=True):
     keep: bool  # every machine consents to kept pages
     park: bool  # every machine has room for waiting sequences
 
+    def __repr__(self) -> str:
+        return f"PageKeys(keep={self.keep}, park={self.park}, keys that are not shown)"
+
 
 class Assign(f.NodeMessage, frozen=True, tag=33):
     """Master to node: the node's part of the plan. Unless `collective` is "star", every node except the highest rank

@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from tests.unit.engine.paged_cluster import HEADER, KEPT_SCOPE, Cluster, Order, Plan, splits
 from tests.unit.engine.test_batch_schedules import COSTS, KEYS, MODELS, cost_of
-from tpiedge.engine.paging import Disk, Paging
+from tpiedge.engine.paging import LATE_S, Disk, Paging
 from tpiedge.engine.sequence import RunningSequence
 from tpiedge.kv.pages import PagePool
 from tpiedge.wire.requests import GenerationRequest
@@ -88,6 +88,61 @@ def test_private_pages_are_not_left_in_advance_and_are_forgotten_at_the_end(keep
     assert kinds(cluster.take()) == [("leave", False, 2), ("leave", False, 1)], "they are parked"
     cluster.run()
     assert cluster.pool.find(names) == []
+
+
+def test_nothing_waits_for_a_disk_that_hangs() -> None:
+    cluster = Cluster(ONE)
+    finished(cluster, "a", TEXT)
+    finished(cluster, "e", TEXT[::-1])
+    cluster.start(ONE, killed=True)
+    again, other = cluster.ask("b", TEXT), cluster.ask("c", [*TEXT, 11])
+    cluster.step()
+    (hung,) = cluster.orders
+    cluster.batcher.waited(hung.order.number, LATE_S)
+    assert cluster.batcher.idle
+    cluster.batcher.waited(hung.order.number, LATE_S + 1)
+    while cluster.sequences:
+        assert cluster.step() is not None, "a sequence waits"
+    assert (again.cached, again.brought, other.cached) == (0, 0, 8)
+    cluster.ask("d", TEXT[::-1])
+    cluster.step()
+    assert [one for one in cluster.orders if one.order.kind == "bring"] == [hung], (
+        "another order may hang, too"
+    )
+    cluster.run()
+    assert cluster.pool.held == 0
+
+
+def test_late_order_to_leave_pages_stops_nobody() -> None:
+    cluster = Cluster(ONE)
+    cluster.ask("a", TEXT[:8], count=1)
+    cluster.step()
+    (hung,) = cluster.orders
+    for name in ("b", "c"):
+        cluster.ask(name, [*name.encode(), *TEXT[:5]], count=10, scope="other")
+    while cluster.step() is not None:
+        pass
+    assert len(cluster.sequences) == 2, "pages are short"
+    assert cluster.batcher.awaited
+    cluster.batcher.waited(hung.order.number, LATE_S + 1)
+    while cluster.sequences:
+        assert cluster.step() is not None, "a sequence waits"
+    cluster.answer_all()
+    assert cluster.pool.held == 0
+
+
+def test_pages_of_a_late_order_are_awaited_without_work() -> None:
+    cluster = Cluster(replace(ONE, pages=6))
+    cluster.ask("a", TEXT[:8], count=1)
+    cluster.step()
+    (hung,) = cluster.orders
+    cluster.batcher.waited(hung.order.number, LATE_S + 1)
+    cluster.ask("b", [*range(20, 42)])
+    assert cluster.step() is None
+    assert cluster.batcher.idle
+    cluster.answer(hung)
+    assert not cluster.batcher.idle
+    cluster.run()
 
 
 def test_page_that_one_node_lacks_is_computed_and_left_again() -> None:
@@ -370,7 +425,7 @@ def test_one_message_names_at_most_2000_pages_and_128_orders_are_outstanding() -
 
 
 class Away(RuleBasedStateMachine):
-    """Arrivals, cancels, losses of files, failing disks, kills and changes of plan in any order."""
+    """Arrivals, cancels, losses of files, failing and late disks, kills and changes of plan in any order."""
 
     @initialize(data=st.data())
     def begin(self, data: st.DataObject) -> None:
@@ -425,6 +480,13 @@ class Away(RuleBasedStateMachine):
     def obey(self, data: st.DataObject) -> None:
         order = data.draw(st.sampled_from(self.cluster.orders), "order")
         self.cluster.obey(order, data.draw(st.integers(0, len(self.cluster.plan.ranks) - 1), "rank"))
+
+    @precondition(lambda self: self.cluster.orders)
+    @rule(data=st.data())
+    def wait(self, data: st.DataObject) -> None:
+        order = data.draw(st.sampled_from(self.cluster.orders), "order")
+        self.cluster.batcher.waited(order.order.number, 2 * LATE_S)
+        self.cluster.check()
 
     @precondition(lambda self: self.cluster.sequences)
     @rule(data=st.data())

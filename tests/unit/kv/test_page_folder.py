@@ -6,7 +6,8 @@ import pytest
 from tpiedge.errors import DiskFull, TpiedgeError, UserError
 from tpiedge.kv.page_folder import KEPT, PARKED, PageFolder, PageUsage
 
-NAMES = ["0" * 32, "1" * 32]
+NAMES = [f"{'0' * 32}-3", f"{'1' * 32}-3"]
+PARTIAL = f"{'ab' * 8}.partial"
 
 
 def write(folder: Path, *names: str) -> None:
@@ -19,19 +20,31 @@ def test_page_usage_counts_each_page_once_with_all_its_files(tmp_path: Path) -> 
     folder = PageFolder(tmp_path / "pages")
     assert folder.usage() == (PageUsage(), PageUsage())
     assert not folder.path.exists()
-    write(folder.path / KEPT, f"{NAMES[0]}-3", f"{NAMES[0]}-4", f"{NAMES[1]}-3", "ab12.partial")
-    write(folder.path / PARKED, f"{NAMES[0]}-1")
+    write(folder.path / KEPT, *NAMES, f"{'0' * 32}-4", PARTIAL)
+    write(folder.path / PARKED, NAMES[0])
     assert folder.usage() == (PageUsage(2, 4 * 8192), PageUsage(1, 8192))
 
 
 def test_clearing_deletes_every_page_file_and_nothing_else(tmp_path: Path) -> None:
-    write(tmp_path / KEPT, f"{NAMES[0]}-3", "ab12.partial")
+    write(tmp_path / KEPT, NAMES[0], PARTIAL)
     write(tmp_path / "other", NAMES[0])
     folder = PageFolder(tmp_path)
     assert folder.usage(clear=True) == (PageUsage(1, 2 * 8192), PageUsage())
     assert folder.usage() == (PageUsage(), PageUsage())
-    assert [path.relative_to(tmp_path) for path in tmp_path.rglob("*-3")] == []
+    assert [path.relative_to(tmp_path) for path in (tmp_path / KEPT).rglob("*")] == []
     assert (tmp_path / "other" / NAMES[0]).exists()
+
+
+def test_clearing_spares_the_files_of_others(tmp_path: Path) -> None:
+    """A user may have linked the folder to a larger disk."""
+    others = ["photo.jpg", "film.partial", f"{NAMES[0]}.txt"]
+    write(tmp_path / "disk", *others, NAMES[1], PARTIAL)
+    (tmp_path / "disk" / "folder").mkdir()
+    (tmp_path / PARKED).symlink_to(tmp_path / "disk")
+    folder = PageFolder(tmp_path, keep_bytes=1)
+    folder.clear_unusable()
+    assert sorted(path.name for path in (tmp_path / "disk").iterdir()) == sorted(["folder", *others])
+    assert folder.usage() == (PageUsage(), PageUsage())
 
 
 @pytest.mark.parametrize(("keep_bytes", "kept"), [(0, 0), (1, 1)])

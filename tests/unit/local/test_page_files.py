@@ -48,7 +48,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Service, Aske
     monkeypatch.setattr(service, "_PAGES_S", 0.01)
     monkeypatch.setattr(service, "_TURN_S", 0.01)
     (tmp_path / KEPT).mkdir()
-    (tmp_path / KEPT / ("0" * 32)).write_bytes(bytes(4096))
+    (tmp_path / KEPT / f"{'0' * 32}-1").write_bytes(bytes(4096))
     master, unused = AskedMaster(), cast(Any, None)
     return Service(cast(Any, master), unused, unused, unused, unused, PageFolder(tmp_path)), master
 

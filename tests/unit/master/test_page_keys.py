@@ -115,6 +115,9 @@ def test_master_that_keeps_nothing_has_no_kept_seal() -> None:
 def test_secrets_are_not_shown() -> None:
     assert repr(SECRETS) == "PageSecrets()"
     assert str(KEPT) not in repr(INT8)
+    shown = repr(INT8.assign(3, Assignments(PARTS), 0, {}, None))
+    for secret in (keys().shared, keys().own, keys().kept_seal, keys().parked_seal):
+        assert repr(secret) not in shown
 
 
 @pytest.mark.parametrize(

@@ -670,7 +670,7 @@ def test_revoked_worker_ends_with_peer_error(worker: Worker) -> None:
 def test_parked_pages_are_deleted_only_by_a_member(make: Callable[..., Worker]) -> None:
     worker = make()
     (worker.pages / PARKED).mkdir(parents=True)
-    left = worker.pages / PARKED / "7"
+    left = worker.pages / PARKED / f"{'7' * 32}-1"
     left.touch()
     worker.slot.close()  # as where the master does not let it in
     assert left.exists()
