@@ -5,7 +5,7 @@
 2. In f32 and bf16, a row takes `cols * itemsize` bytes rounded up to ROW_ALIGN. Rows of zeros fill up a unit.
 3. In other precisions, a unit has panels (kernels/panels.py), then zeros.
 4. Vectors (norms, biases, a router) form one section at the blob's start. Each vector is aligned to
-   ROW_ALIGN. The section is aligned to ALIGN. All other bytes are zero.
+   ROW_ALIGN, the section to ALIGN. Other bytes are zero.
 5. Experts follow the matrices. In f32 and bf16, an expert has matrix after matrix. In other precisions, a unit has
    panels of every matrix, each at the same place in all units.
 """

@@ -91,7 +91,7 @@ class Quantiser(Closable):
 
 
 @dataclass(frozen=True)
-class _Part:
+class _UnitPart:
     """A matrix, the number of its expert if it has one, and where it begins in a unit."""
 
     matrix: PanelLayout
@@ -103,16 +103,16 @@ class _Part:
         return self.matrix.source.replace("{}", str(self.expert))
 
 
-def _runs(layout: BlobLayout) -> Iterator[tuple[MatrixLayout, Sequence[_Part]]]:
+def _runs(layout: BlobLayout) -> Iterator[tuple[MatrixLayout, Sequence[_UnitPart]]]:
     """Yields the quantised matrices that are stored unit after unit."""
     for matrix in layout.matrices:
         if isinstance(matrix, PanelLayout):
-            yield matrix, [_Part(matrix)]
+            yield matrix, [_UnitPart(matrix)]
     if layout.experts is None:
         return
     for expert in range(layout.experts.count):
         placed = zip(layout.experts.matrices, layout.experts.places(range(1)), strict=True)
-        parts = [_Part(one, expert, place.start) for one, place in placed if isinstance(one, PanelLayout)]
+        parts = [_UnitPart(one, expert, place.start) for one, place in placed if isinstance(one, PanelLayout)]
         if parts:
             yield layout.experts.runs[0], parts
 
@@ -122,7 +122,7 @@ class _Job:
     """Units of matrices and their values, [outputs, inputs]. `run_of` has the bytes of the units."""
 
     run_of: MatrixLayout
-    parts: Sequence[_Part]
+    parts: Sequence[_UnitPart]
     units: range
     values: Sequence[Array | Codes]
 
@@ -131,7 +131,7 @@ class _Job:
         pairs = zip(self.parts, self.values, strict=True)
         return stored, [self._fill(stored, part, values, search) for part, values in pairs]
 
-    def _fill(self, stored: Array, part: _Part, values: Array | Codes, search: bool) -> TensorQuality:
+    def _fill(self, stored: Array, part: _UnitPart, values: Array | Codes, search: bool) -> TensorQuality:
         matrix, total = part.matrix, QuantisationError()
         for number, unit in enumerate(self.units):
             first, shape = number * matrix.rows_per_unit, matrix.shape(unit)
@@ -154,7 +154,7 @@ class _Job:
         return TensorQuality(matrix.source, matrix.name, matrix.precision, **vars(total))
 
 
-def _jobs(run: MatrixLayout, parts: Sequence[_Part], source: TensorSource) -> Iterator[_Job]:
+def _jobs(run: MatrixLayout, parts: Sequence[_UnitPart], source: TensorSource) -> Iterator[_Job]:
     unit_bytes = sum(
         shape.outputs * shape.inputs * NUMPY[source.dtype(part.source)].itemsize
         for part in parts
@@ -172,7 +172,7 @@ def _jobs(run: MatrixLayout, parts: Sequence[_Part], source: TensorSource) -> It
             yield _Job(run, parts, units, values)
 
 
-def _read(part: _Part, units: range, source: TensorSource) -> Array | Codes:
+def _read(part: _UnitPart, units: range, source: TensorSource) -> Array | Codes:
     """Reads `units` as [outputs, inputs]: the source's codes if possible, else numbers. Raises UserError."""
     matrix = part.matrix
     rows, cols = matrix.rows_of(units), range(matrix.cols)
