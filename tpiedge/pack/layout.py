@@ -2,7 +2,7 @@
 
 1. A matrix is stored unit after unit. Units are multiples of ALIGN bytes (for O_DIRECT). A column-parallel matrix has a
    row per output feature. A row-parallel matrix (o, down; `transposed`) has a row per input feature.
-2. In f32 and bf16, a row takes `cols * itemsize` bytes rounded up to ROW_ALIGN. Zeros fill up a unit.
+2. In f32 and bf16, a row takes `cols * itemsize` bytes rounded up to ROW_ALIGN. Zeros fill units.
 3. In other precisions, a unit has panels (kernels/panels.py).
 4. Vectors (norms, biases, a router) form one section at the start, each aligned to ROW_ALIGN.
 5. Experts follow. In f32 and bf16, an expert has matrix after matrix. In other precisions, a unit has panels of every
