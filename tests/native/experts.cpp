@@ -165,13 +165,16 @@ void check_block(void *handle, Check &check, Random &random, int64_t tokens, int
 void check_experts(void *handle, const char *isa) {
     Random random(12);
     Check router("route", isa), block("panels_experts", isa);
-    for (int i = 0; i < 60; i++)
-        check_route(handle, router, random, random.between(1, 40), random.between(1, 40), random.between(1, 200));
+    for (int i = 0; i < 60; i++) {
+        const int64_t tokens = random.between(1, 40), experts = random.between(1, 40), width = random.between(1, 200);
+        check_route(handle, router, random, tokens, experts, width);
+    }
     check_route(handle, router, random, 70, 100, 1000);
     check_route(handle, router, random, 2, 1024, 20);
-    for (int i = 0; i < 60; i++)
-        check_block(handle, block, random, random.between(1, 20), random.between(1, 9), random.between(1, 150),
-                    random.between(1, 90));
+    for (int i = 0; i < 60; i++) {
+        const int64_t tokens = random.between(1, 20), experts = random.between(1, 9), columns = random.between(1, 150);
+        check_block(handle, block, random, tokens, experts, columns, random.between(1, 90));
+    }
     check_block(handle, block, random, 300, 1, 70, 40);  // more rows than an expert has at once
     check_block(handle, block, random, 90, 5, 3000, 8);  // and than a batch has
 }

@@ -40,10 +40,13 @@ def state(tmp_path, tmp_path_factory, monkeypatch):
 
 def filled(words):
     command = LEAVES[words]
-    arguments = [param for param in command.params if isinstance(param, click.Argument) and param.required]
-    values = [param.type.choices[0] if isinstance(param.type, click.Choice) else "x" for param in arguments]
-    required = [param for param in command.params if isinstance(param, click.Option) and param.required]
-    return [*words, *values, *(item for param in required for item in (param.opts[0], "demo"))]
+    found = list(words)
+    for param in command.params:
+        if param.required:
+            option = isinstance(param, click.Option)
+            usual = param.type.choices[0] if isinstance(param.type, click.Choice) else "demo" if option else "x"
+            found += [param.opts[0], usual] if option else [usual]
+    return found
 
 
 @pytest.mark.parametrize("words", LEAVES, ids=" ".join)

@@ -158,7 +158,7 @@ def test_testbed_benches_vary_links_and_leave_nothing_up(here: Callable[..., End
         (["decode", "--model", "demo", "--rate", "3"], "give --testbed"),
         (["decode", "--model", "demo", "--wire", "f16"], "'f16' is none of f32"),
         (["context", "--what", "park", "--prompt-tokens", "63"], "a page has 64 tokens"),
-        (["context", "--what", "park", "--prompt-tokens", "1000"], "leave 975"),
+        (["context", "--what", "park", "--prompt-tokens", "1024"], "leave 975"),
         (["serve"], "no MODEL is given, and no --url"),
         (["serve", "demo", "--concurrency", "a"], "not a list of numbers"),
         (["serve", "demo", "--concurrency", "1", "--rate", "2"], "give --concurrency or --rate"),

@@ -11,7 +11,6 @@ from tests.process.faulty import Fault
 from tests.process.serving.conftest import SLOW
 from tests.process.serving.serving import START_S, Serving
 from tests.process.serving.test_drain import computed
-from tpiedge.pack.layout import AXES
 from tpiedge.pack.manifest import manifest_bytes, pack_id
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.share import NodeShare, Share
@@ -76,7 +75,7 @@ def test_workers_fetch_their_shares_of_a_made_up_model(cluster: Serving, pack: P
     identity = pack_id(manifest_bytes(pack))
     for name, worker in cluster.workers.items():
         node = next(one for one in status["nodes"] if one["host"] == name)
-        axes = {axis: Share(*node[axis]) for axis in AXES}
+        axes = {"attention": Share(*node["attention"]), "ffn": Share(*node["ffn"])}
         share = NodeShare(Share(CONFIG.num_layers), axes)
         with ShardStore(worker.cache / "shards").open(identity) as copy:
             assert copy.missing(share) == copy.verify(share) == {}

@@ -95,7 +95,7 @@ def test_every_spelling_of_a_pulled_name_is_the_first_model(opening: Opening, ca
 def test_served_model_is_listed_first(opening: Opening, cache: Path) -> None:
     models = opening.models(cache)
     master = SimpleNamespace(status=SimpleNamespace(pack=models.offered[1].digest))
-    service = Service(master, None, None, models, None)  # type: ignore[arg-type]
+    service = Service(master, None, None, models, None, None)  # type: ignore[arg-type]
     assert [one.name for one in service.offered()] == ["Tiny-f32", "Tiny-q8", "Tiny-q4"]
 
 
