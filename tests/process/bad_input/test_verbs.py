@@ -44,7 +44,9 @@ def filled(words):
     for param in command.params:
         if param.required:
             option = isinstance(param, click.Option)
-            usual = param.type.choices[0] if isinstance(param.type, click.Choice) else "demo" if option else "x"
+            usual = (
+                param.type.choices[0] if isinstance(param.type, click.Choice) else "demo" if option else "x"
+            )
             found += [param.opts[0], usual] if option else [usual]
     return found
 
