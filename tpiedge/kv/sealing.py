@@ -15,7 +15,7 @@ from tpiedge.errors import InternalError
 
 _SALT_BYTES: Final = 32
 SEAL_BYTES: Final = _SALT_BYTES + 16
-"""How much longer sealed bytes are at least."""
+"""Sealed bytes are longer by at least this number."""
 _NONCE: Final = bytes(12)
 #: Another number makes files of earlier versions unreadable.
 _LABEL: Final = b"tpiedge page 1"
