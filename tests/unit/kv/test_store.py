@@ -28,7 +28,7 @@ from tpiedge.kv.store import PageStore
 SEAL = b"s" * 32
 SHAPE = 2, 4096
 STRIDE = 3 * 4096
-"""What a section takes: salt and tag need a block of their own."""
+"""A section takes this, because salt and tag need a block of their own."""
 LEAVING = "mkdir statvfs open pwrite pwrite pwrite fsync utime replace".split()  # noqa: SIM905
 MUCH = 1 << 30
 HEADS = 0, 1, 5
