@@ -10,10 +10,15 @@ from tests.cluster import test_batching
 from tests.cluster.packs import packed, shares_of
 from tests.cluster.test_batching import Arrival, Run
 from tests.fakes.cluster import InProcessCluster
+from tests.fakes.service import FakeService
+from tpiedge.api.call_grammars import call_or_form_grammar
+from tpiedge.api.tools import ParsedTools
 from tpiedge.engine import constraints, grammars
 from tpiedge.engine.step_cost import StepCost
 from tpiedge.kernels.kv_format import KVFormat
+from tpiedge.model.call_reader import CallEnded
 from tpiedge.model.checkpoint import Checkpoint
+from tpiedge.model.output import OutputForm, OutputParser
 from tpiedge.model.source import DEMO, resolve_model
 from tpiedge.model.tokenizer import Tokenizer
 from tpiedge.pack.specs import Precision
@@ -99,6 +104,21 @@ def test_answers_match_their_grammars(demo: Demo, ask: Ask, tokenizer: Tokenizer
     assert re.fullmatch("[0-9]{3}-[0-9]{2}", texts["digits"])
     assert re.fullmatch("yes|no, because [a-z ]{1,20}[.]", texts["lark"])
     assert texts["gbnf"] in ("left turn", "right turn")
+
+
+def test_model_is_forced_to_call_in_harmony_format(demo: Demo, ask: Ask, tokenizer: Tokenizer) -> None:
+    city = {"type": "object", "properties": {"city": {"enum": ["Paris", "Oslo"]}}, "required": ["city"]}
+    tool = {"type": "function", "function": {"name": "weather", "parameters": city}}
+    tools = ParsedTools((tool,), ("weather",))
+    service = FakeService(tokenizer, vocab_size=len(tokenizer.vocabulary))
+    grammar = call_or_form_grammar(tools, "harmony", None, "tools", service.model())
+    with demo(2) as cluster:
+        run = Run(cluster.leader, [Arrival(ask("call", grammar, 200, sampling=WARM), 0)])
+    parser = OutputParser(OutputForm("harmony", tools.read_as("harmony"), required=True))
+    first = next(parser.feed_whole(text_of(run, "call", tokenizer), run.finished["call"].reason))
+    assert isinstance(first, CallEnded)
+    assert (first.name, first.broken) == ("weather", "")
+    assert json.loads(first.arguments)["city"] in ("Paris", "Oslo")
 
 
 def test_batching_changes_neither_constrained_nor_free_answers(demo: Demo, ask: Ask) -> None:

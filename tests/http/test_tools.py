@@ -38,6 +38,10 @@ FORMS = {
         "<｜tool▁call▁begin｜>",
         f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>{ARGUMENTS}<｜tool▁call▁end｜>",
     ),
+    "harmony": (
+        "<|start|> <|channel|> <|message|>",
+        f"<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{ARGUMENTS}<|call|>",
+    ),
 }
 CITY = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "array"}}}
 TYPED = [{"type": "function", "function": {"name": "weather", "parameters": CITY}}]

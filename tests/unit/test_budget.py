@@ -49,7 +49,8 @@ SIZES: Final[Mapping[str, tuple[int, int]]] = {
     # And for pages on disk.
     # And for experts: their storage, memory, plans, families and kernels.
     # And for pages on disk, and for disks that hang.
-    "loaded by master, worker and node": (45960, 273),
+    # And for answers in Harmony's format.
+    "loaded by master, worker and node": (46160, 274),
     # 850 lines are the fakes that were a package of tpiedge.
     # And tests of the first day: installing, services, names of models, keys, links, formulas, saved conversations.
     # And of turns of models: stories, a simulation with several models, and real processes.
@@ -61,7 +62,8 @@ SIZES: Final[Mapping[str, tuple[int, int]]] = {
     # And for the keys, scopes and files of kept context.
     # And for pages on disk: schedules of the pure machine, of clusters that change and lose nodes, and of consent.
     # And for experts: tiny mixtures beside transformers, packs, memory, plans and GGUF files of them.
-    "tests": (72290, 558),
+    # And for answers in Harmony's format, in tokens, templates, grammars and every API.
+    "tests": (72780, 560),
     # Raised for the check of words in docstrings and comments, and for diagrams that are made from the code.
     # And for `make setup` and `make uninstall`, which run on the bare interpreter.
     # And for docs/files.md, a Q4_K_M file for llama.cpp and tpiedge, and agreement with its logits.
@@ -80,19 +82,22 @@ SIZES: Final[Mapping[str, tuple[int, int]]] = {
     # And for kept context, in api, cli, host, kv, local, master, wire and worker.
     # And for pages that go to disk and come back: what decides it, and what moves them.
     # And for experts, in pack, model, planner, memory, engine and kernels.
-    "tpiedge": (60580, 364),
+    # And for answers in Harmony's format.
+    "tpiedge": (60800, 365),
     "tpiedge, modules of its own": (630, 10),
     "tpiedge.answers": (720, 4),
     # Raised for the deadline of TLS handshakes.
     # Also for /docs, links with the admin key, files for other machines, and refusals in words. And for keep_alive,
     # lists of several models, and the choice among them.
-    "tpiedge.api": (6960, 36),
+    # And for `reasoning_effort`, and grammars with headers of Harmony's messages.
+    "tpiedge.api": (7020, 36),
     # Raised for services, pulls, keys, the chat's history, and tables that fit a terminal. And for `tpiedge use`,
     # and a prompt as an argument.
     # And for what imports keep and round.
     # And for --chat-template.
     # And for `tpiedge cache` and its flags.
-    "tpiedge.cli": (6040, 34),
+    # And for reasoning in messages, which `tpiedge run` shows.
+    "tpiedge.cli": (6050, 34),
     "tpiedge.collectives": (1010, 8),
     "tpiedge.doctor": (420, 3),
     # Raised for rotations, norms, factors and KV heads that differ from layer to layer.
@@ -123,7 +128,8 @@ SIZES: Final[Mapping[str, tuple[int, int]]] = {
     # Raised for the wheel and the sources that a master hands out. And for the models that requests may name.
     # And for what a pack's source lost.
     # And for the page files of all machines.
-    "tpiedge.local": (1760, 9),
+    # And for answers in messages, which a local cluster reads.
+    "tpiedge.local": (1780, 9),
     # Raised for turns of models, and weights that leave memory.
     # And for the keys of pages, and which machines keep them.
     "tpiedge.master": (4290, 23),
@@ -136,7 +142,8 @@ SIZES: Final[Mapping[str, tuple[int, int]]] = {
     # Raised for a file of each family, with its shapes and its names in GGUF files.
     # And for Gemma 2 and 4, and GGUF files of Gemma 4 and OLMo.
     # And for three families with experts, and their stacked tensors in checkpoints and GGUF files.
-    "tpiedge.model": (6920, 47),
+    # And for Harmony's messages, and templates that show one call of a message.
+    "tpiedge.model": (7050, 48),
     # Raised for counters of KV pages, as is the row of wire.
     # And for a node's stores of pages.
     "tpiedge.node": (1210, 8),
@@ -197,7 +204,8 @@ COUNTS: Final[Mapping[str, int]] = {
     # And for pages on disk.
     # And for experts.
     # And for pages on disk, and for disks that hang.
-    "words of docstrings": 46470,
+    # And for answers in Harmony's format.
+    "words of docstrings": 46720,
 }
 
 

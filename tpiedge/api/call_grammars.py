@@ -59,7 +59,10 @@ def call_or_form_grammar(
     elif answer is None or not tools.shown:
         return answer
     else:
-        start, rules = f"{start} | answer", chain(rules, [f"answer: {_nested(answer)}"])
+        nested, mark = _nested(answer), _Style(model.tokenizer).mark
+        if form == "harmony":
+            nested = f'{mark("<|channel|>")} "final" {mark("<|message|>")} {nested}'
+        start, rules = f"{start} | answer", chain(rules, [f"answer: {nested}"])
     try:
         text = _joined([start], rules)
     except SchemaTooLarge:
@@ -88,6 +91,8 @@ def _calls(tools: ParsedTools, form: CallForm, model: ServedModel) -> Iterator[s
     before, closing, after, between = "", "", "", ""
     if form in ("hermes", "qwen-xml"):
         opener, closing, between = f"{opener} {line}", f"{line} {style.mark('</tool_call>')}", line
+    elif form == "harmony":
+        between = f'{style.mark("<|end|>")} {style.mark("<|start|>")} "assistant"'
     elif form != "mistral-args":
         before, after = style.mark(openers[0]), style.mark("<｜tool▁calls▁end｜>")
         closing = style.mark("<｜tool▁call▁end｜>")
@@ -107,7 +112,8 @@ def begun_call_grammar(
     tokenizer = model.tokenizer
     if not form or not grammars_installed() or tokenizer is None or not model.eos_ids:
         return None
-    marks = (CALL_MARKS[form].openers[-1], *(REASONING_MARKS if thinking else ()))
+    # In Harmony's format, the grammar also has the headers of other messages.
+    marks = (CALL_MARKS[form].openers[-1], *(REASONING_MARKS if thinking and form != "harmony" else ()))
     tokens = [tokenizer.token_id(mark) for mark in marks]
     known = [token for token in tokens if token is not None]
     if len(known) < len(marks):
@@ -132,7 +138,10 @@ def _body(tools: _Tools, form: CallForm, style: _Style) -> Iterator[str]:
     if form in ("hermes", "llama3", "mistral"):
         yield f"body: {style.json(_enveloped(tools, form, _MAX_CALLS))}"
         return
-    yield "body: " + " | ".join(f"tool_{at}" for at in range(len(tools)))
+    others = ["other"] if form == "harmony" and style.free else []
+    yield "body: " + " | ".join([*others, *(f"tool_{at}" for at in range(len(tools)))])
+    for other in others:
+        yield f'{other}: ("analysis" | "commentary" | "final") {_message(style)}'
     for at, (name, schema) in enumerate(tools.items()):
         if form == "qwen-xml":
             yield from _tagged(name, schema, at, style)
@@ -142,9 +151,18 @@ def _body(tools: _Tools, form: CallForm, style: _Style) -> Iterator[str]:
         yield r"text[lazy]: /(.|\n)*<\/parameter>/"
 
 
+def _message(style: _Style) -> str:
+    """Returns the end of a header in Harmony's format."""
+    constrain, text = style.mark("<|constrain|>"), style.mark("<|message|>")
+    return f'(" ")? ({constrain})? ("json")? {text}' if style.free else f'" " {constrain} "json" {text}'
+
+
 def _named(name: str, schema: Mapping[str, Any], form: CallForm, style: _Style) -> str:
     line, arguments = style.spaces(), f"{style.spaces('')} {style.json(schema)}"
     separator, identity = style.mark("<｜tool▁sep｜>"), f"({style.mark('[CALL_ID]')} /[a-zA-Z0-9]{{1,64}}/)?"
+    if form == "harmony":
+        channel = '("commentary" | "analysis")' if style.free else '"commentary"'
+        return f'{channel} " to=functions." {name} {_message(style)} {arguments}'
     if form == "deepseek-v3":
         return f'"function" {separator} {name} {line} "```json" {line} {arguments}'
     if form == "deepseek-v31":

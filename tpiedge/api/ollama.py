@@ -15,7 +15,7 @@ from tpiedge.api.answer_grammar import FORM
 from tpiedge.api.embeddings import INPUT, POOLED, VectorFormat, embedded, unit_vector
 from tpiedge.api.errors import ApiError, ollama_error, refused
 from tpiedge.api.formats import AnswerForm, AnswerFormat, Json, json_bytes
-from tpiedge.api.openai import function_call, given, parse_as_chat
+from tpiedge.api.openai import EFFORTS, function_call, given, parse_as_chat
 from tpiedge.api.parsed import (
     MAX_TOOLS,
     MODEL,
@@ -84,7 +84,10 @@ _ANSWERING: Final[dict[str, t.JsonSchema]] = {
     },
     "logprobs": t.flag("Whether to report log probabilities."),
     "top_logprobs": TOP_LOGPROBS,
-    "think": {"description": "Whether a reasoning model reasons.", "type": ["boolean", "string", "null"]},
+    "think": {
+        "description": "Whether a reasoning model reasons, or how much: low, medium or high.",
+        "type": ["boolean", "string", "null"],
+    },
 }
 _CHAT: Final = t.body(
     **_ANSWERING,
@@ -222,7 +225,8 @@ def _chat_fields(fields: t.BodyFields) -> Json:
     elif form not in (None, ""):
         raise refused("'format' must be 'json' or a schema", "format")
     if think is not None:
-        chat["chat_template_kwargs"] = {"enable_thinking": bool(think)}
+        effort = {"reasoning_effort": think} if think in EFFORTS else {}
+        chat["chat_template_kwargs"] = {"enable_thinking": bool(think), **effort}
     return chat
 
 

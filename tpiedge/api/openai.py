@@ -19,14 +19,27 @@ from tpiedge.api.transcript import EchoedPrompt, TextPiece, call_id, joined
 from tpiedge.engine.sampling import MAX_LOGPROBS
 from tpiedge.errors import UserError
 from tpiedge.local.served_models import ServedModel
-from tpiedge.model.call_reader import CallArguments, CallBegun, CallEnded
+from tpiedge.model.call_reader import CallArguments, CallBegun, CallEnded, call_form
 from tpiedge.model.chat_prompt import chat_prompt
-from tpiedge.model.output import REASONING_END, OutputForm, OutputPart, OutputText, Thinking, thinking_after
+from tpiedge.model.output import (
+    OutputForm,
+    OutputPart,
+    OutputText,
+    Thinking,
+    end_of_reasoning,
+    thinking_after,
+)
 from tpiedge.wire.control import Token
 
 _THINKS: Final = t.flag("Whether a reasoning model reasons; else its template decides.", None)
+_EFFORT: Final = "reasoning_effort"
+EFFORTS: Final = ("low", "medium", "high")
+EFFORT: Final = t.word(
+    "none", "minimal", *EFFORTS, "xhigh", description="How much a model reasons, if its template asks."
+)
 SWITCHES: Final = t.optional(
-    t.body(enable_thinking=_THINKS, thinking=_THINKS), "Variables of the chat template."
+    t.body(enable_thinking=_THINKS, thinking=_THINKS, reasoning_effort=EFFORT),
+    "Variables of the chat template.",
 )
 _CHAT: Final = t.body(
     "messages",
@@ -39,6 +52,7 @@ _CHAT: Final = t.body(
     logprobs=t.flag("Whether to report log probabilities."),
     top_logprobs=p.TOP_LOGPROBS,
     chat_template_kwargs=SWITCHES,
+    reasoning_effort=EFFORT,
     modalities=t.unsupported(["text"]),
     **dict.fromkeys(("audio", "prediction", "web_search_options"), t.unsupported("none")),
     prompt=t.unsupported(),
@@ -79,7 +93,10 @@ def _read_chat(fields: t.BodyFields, model: ServedModel) -> p.ParsedRequest:
     calls = tool_form(tools, model)
     grammar = call_or_form_grammar(tools, calls, form, form_param, model)
     formed = grammar is not None
-    ids, thinking = rendered(fields, messages, model, tools.shown, goes_on=goes_on, formed=formed)
+    effort = fields.get(_EFFORT)
+    ids, thinking = rendered(
+        fields, messages, model, tools.shown, goes_on=goes_on, formed=formed, effort=effort
+    )
     if grammar is None and not fields.get("ignore_eos", False):
         try:
             grammar = begun_call_grammar(tools, calls, thinking, model)
@@ -101,9 +118,10 @@ def rendered(
     *,
     goes_on: bool = False,
     formed: bool = False,
+    effort: str | None = None,
 ) -> tuple[tuple[int, ...], Thinking]:
     """Returns (the prompt's token ids, how reasoning may begin). `formed`: a grammar restricts the answer. `goes_on`:
-    the answer continues the last message. Raises ApiError."""
+    the answer continues the last message. `effort`: the field `reasoning_effort`. Raises ApiError."""
     told = (*message_texts(messages), *(json.dumps(tool, ensure_ascii=False) for tool in tools))
     p.check_characters("messages", told, model)
     template = model.template
@@ -113,16 +131,28 @@ def rendered(
             "model (an instruction-tuned one), import it with --chat-template, or send a text to /v1/completions",
             "messages",
         )
-    variables = given(fields.nested("chat_template_kwargs"), *SWITCHES["properties"])
+    source = template.source(tools=bool(tools))
+    variables = _variables(fields, effort, source, model.name)
     try:
         text = chat_prompt(template, messages, tools=tools or None, variables=variables, begun=goes_on)
     except UserError as error:
         raise refused(str(error), "messages") from None
     begun = messages[-1]["content"] if goes_on else ""
-    thinking = thinking_after(text, template.source(tools=bool(tools)), begun)
+    thinking = thinking_after(text, source, begun)
     if formed:
-        text, thinking = (text + REASONING_END if thinking == "begun" else text), ""
+        text, thinking = text + end_of_reasoning(thinking, tools=bool(tools)), ""
     return p.encode(text, model, "messages", add_special=False), thinking
+
+
+def _variables(fields: t.BodyFields, effort: str | None, template: str, model: str) -> Json:
+    variables = given(fields.nested("chat_template_kwargs"), *SWITCHES["properties"])
+    if effort is not None and _EFFORT in template:
+        variables[_EFFORT] = effort
+    elif effort is not None:
+        fields.ignore(_EFFORT)
+    if call_form(template) == "harmony" and variables.get(_EFFORT, EFFORTS[0]) not in EFFORTS:
+        raise refused(f"'{_EFFORT}' of {model!r} must be one of {', '.join(EFFORTS)}", _EFFORT)
+    return variables
 
 
 def parse_as_chat(
@@ -147,7 +177,7 @@ def parse_as_chat(
     grammar = names.get(parsed.reply.grammar, parsed.reply.grammar)
     ignored = dict.fromkeys(fields.ignored)
     for place in parsed.ignored:
-        ours = max((one for one in names if place.startswith(f"{one}.")), key=len, default="")
+        ours = max((one for one in names if f"{place}.".startswith(f"{one}.")), key=len, default="")
         ignored[names[ours] + place.removeprefix(ours) if ours else place] = None
     reply = replace(parsed.reply, format=form, grammar=grammar)
     return replace(parsed, reply=reply, ignored=tuple(ignored))

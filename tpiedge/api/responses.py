@@ -11,7 +11,7 @@ from tpiedge.api.answer_grammar import FORM
 from tpiedge.api.errors import ApiError
 from tpiedge.api.formats import AnswerForm, AnswerFormat, Json, typed_event
 from tpiedge.api.messages import TEXT_PART, content_text
-from tpiedge.api.openai import function_call, function_tool, given, parse_as_chat
+from tpiedge.api.openai import EFFORT, function_call, function_tool, given, parse_as_chat
 from tpiedge.api.tools import FUNCTION, is_function
 from tpiedge.api.transcript import TextPiece, call_id
 from tpiedge.local.served_models import ServedModel
@@ -24,6 +24,7 @@ _NAMES: Final = {
     "response_format": "text.format",
     "response_format.json_schema": "text.format",
     "tools[].function": "tools[]",
+    "reasoning_effort": "reasoning.effort",
 }
 _JOINT: Final = "__"
 _MAX_ECHO: Final = 131_072
@@ -76,7 +77,7 @@ _RESPONSES: Final = t.body(
     top_p=p.SAMPLING["top_p"],
     stream=p.STREAM,
     text=t.optional(t.body(format=t.OBJECT), "The form of the text."),
-    reasoning=t.optional(t.body(), "Has no effect."),
+    reasoning=t.optional(t.body(effort=EFFORT)),
     tools=t.array(t.OBJECT, most=p.MAX_TOOLS),
     tool_choice=t.any_of({"enum": ["none", "auto", "required", None]}, *_CHOICES.values()),
     parallel_tool_calls=t.flag("Whether several tools may be called at once.", default=True),
@@ -101,6 +102,7 @@ def _read_response(fields: t.BodyFields, model: ServedModel) -> p.ParsedRequest:
         fields.ignore("include")
     if top or _SCORES in included:
         chat |= {"logprobs": True, "top_logprobs": top}
+    chat |= given(fields.nested("reasoning"), effort="reasoning_effort")
     text = fields.nested("text")
     chat |= given(text, format="response_format")
     form = text.get("format", {})

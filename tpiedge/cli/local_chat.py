@@ -136,6 +136,7 @@ class LocalBackend:
             ignore_eos=self._flags["ignore_eos"],
             keep_prefix=True,
         )
-        answer = collect(self._cluster, request, self._model.tokenizer, self._flags["stop"], show)
+        model, stops = self._model, self._flags["stop"]
+        answer = collect(self._cluster, request, model.tokenizer, stops, show, speech=model.speech)
         usage: dict[str, object] = {"completion_tokens": len(answer.token_ids)}
         return ChatAnswer(answer.text, answer.finish_reason, usage, s_per_token=answer.s_per_token)

@@ -22,6 +22,7 @@ from tpiedge.errors import TpiedgeError, UserError
 from tpiedge.local.cluster import collect, launch, plan_json
 from tpiedge.local.layout import Devices, Layout, chosen_context, plan_cluster, roomy_context
 from tpiedge.local.prepare import PreparedModel, prepare
+from tpiedge.model.output import OutputForm
 from tpiedge.model.source import DEMO
 from tpiedge.tracing.collection import Collection, Joined
 from tpiedge.units import counted, format_bytes, format_seconds
@@ -161,7 +162,10 @@ def run(
         )
         show = (lambda _text: None) if as_json else Screen().show
         with launch(model, layout, plan, capacity, traces) as cluster:
-            answer = collect(cluster, request, tokenizer, flags["stop"], show, goes_on=not is_message)
+            speech = model.speech if is_message else OutputForm()
+            answer = collect(
+                cluster, request, tokenizer, flags["stop"], show, goes_on=not is_message, speech=speech
+            )
             if not as_json:
                 click.echo("" if tokenizer else ",".join(map(str, answer.token_ids)))
             stats = cluster.stats()

@@ -18,6 +18,7 @@ from tpiedge.local.layout import Layout
 from tpiedge.local.prepare import PreparedModel
 from tpiedge.master.assignments import Assignment, Assignments, Served
 from tpiedge.master.epoch import Epoch, EpochEvent
+from tpiedge.model.output import OutputForm, OutputParser, OutputText
 from tpiedge.model.tokenizer import TextWriter, Tokenizer
 from tpiedge.planner.solve import Plan
 from tpiedge.progress import ByteProgress, ProgressCallback
@@ -29,6 +30,7 @@ from tpiedge.wire.fields import Message
 from tpiedge.wire.requests import GenerationRequest
 
 _EPOCH = 1
+_PLAIN = OutputForm()
 
 
 class LocalCluster:
@@ -248,17 +250,22 @@ def collect(
     show: Callable[[str], None],
     *,
     goes_on: bool = False,
+    speech: OutputForm = _PLAIN,
 ) -> Answer:
     """Runs the request. Blocks. Raises what LocalCluster.generate raises. `goes_on`: the answer continues the prompt's
-    text."""
+    text. The answer's text has no reasoning of the form `speech`, which only `show` gets."""
     answer = Answer()
-    writer = TextWriter(tokenizer, tuple(stops), request.prompt_ids if goes_on else ())
+    writer = TextWriter(tokenizer, tuple(stops), request.prompt_ids if goes_on else (), speech.marks)
+    parser, reasoned = OutputParser(speech), False
 
-    def write(piece: tuple[str, bool]) -> bool:
+    def write(piece: tuple[str, bool], last: str | None = None) -> bool:
+        nonlocal reasoned
         text, stopped = piece
-        if text:
-            answer.text += text
-            show(text)
+        for part in parser.feed(text, "stop" if stopped else last):
+            assert isinstance(part, OutputText), part  # without tools there are no calls
+            show(f"\n\n{part.text}" if reasoned and not part.reasoning else part.text)
+            reasoned = part.reasoning
+            answer.text += "" if part.reasoning else part.text
         return stopped
 
     started = last = time.perf_counter()
@@ -283,7 +290,7 @@ def collect(
                     answer.tokens_per_step = tokens / steps if steps else None
     finally:
         events.close()  # cancels a request that still runs
-    if write(writer.finish()):
+    if write(writer.finish(), answer.finish_reason or "stop"):
         answer.finish_reason = "stop"
     return answer
 

@@ -11,11 +11,13 @@ from tpiedge.errors import UserError
 from tpiedge.kernels.kv_format import usual_kv
 from tpiedge.local.catalogue import find_model, is_complete, load_label, mark_used
 from tpiedge.local.packing import Source, cached_pack, pack_model
+from tpiedge.model.call_reader import call_form
 from tpiedge.model.chat_prompt import chat_prompt
 from tpiedge.model.checkpoint import Checkpoint
 from tpiedge.model.config import usual_pooling
 from tpiedge.model.folder import ConfigFields, has_file, read_json
 from tpiedge.model.gguf.model import GgufModel
+from tpiedge.model.output import OutputForm
 from tpiedge.model.source import DEMO, parse_hub_name
 from tpiedge.model.spec import config_of_pack
 from tpiedge.model.template import ChatTemplate, templates_of
@@ -107,6 +109,12 @@ class PreparedModel:
     def message_ids(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
         """Returns the prompt's ids for a conversation. Raises UserError without a template."""
         return tuple(self.tokenizer.encode(chat_prompt(self.template, messages), add_special=False))
+
+    @cached_property
+    def speech(self) -> OutputForm:
+        """The form of answers to messages. Reasoning between marks remains in the text. Raises UserError."""
+        has_messages = call_form(self.template.source(tools=False)) == "harmony"
+        return OutputForm(thinking="channels" if has_messages else "")
 
     @cached_property
     def usual_sampling(self) -> Sampling:

@@ -6,7 +6,8 @@
 - `mistral-args`: `[TOOL_CALLS]name[CALL_ID]id[ARGS]{...}`;
 - `qwen-xml`, in lines: `<tool_call><function=name><parameter=key>value</parameter></function></tool_call>`;
 - `deepseek-v31`: `<｜tool▁call▁begin｜>name<｜tool▁sep｜>{...}<｜tool▁call▁end｜>`;
-- `deepseek-v3`: between the same marks, `function<｜tool▁sep｜>name` and a code block of arguments.
+- `deepseek-v3`: between the same marks, `function<｜tool▁sep｜>name` and a code block of arguments;
+- `harmony`: see `harmony.py`.
 
 Laws:
 1. Text becomes a call once it names a tool and begins an object of arguments.
@@ -27,7 +28,7 @@ from tpiedge.model.held_text import SPACE, HeldText, JsonScan, Mismatch, Waiting
 _ID_MARKS: Final = string.ascii_letters + string.digits
 
 CallForm = Literal[
-    "", "hermes", "llama3", "mistral", "mistral-args", "qwen-xml", "deepseek-v3", "deepseek-v31"
+    "", "hermes", "llama3", "mistral", "mistral-args", "qwen-xml", "deepseek-v3", "deepseek-v31", "harmony"
 ]
 """The form in which a model writes calls; "" if it writes none."""
 
@@ -60,9 +61,13 @@ CALL_MARKS: Final[dict[CallForm, CallMarks]] = {
     "qwen-xml": CallMarks(("<function=", "<tool_call>"), ("</tool_call>",)),
     "deepseek-v3": CallMarks(_DEEPSEEK, ("```", *_DEEPSEEK_ENDS), (_SEPARATOR,)),
     "deepseek-v31": CallMarks(_DEEPSEEK, _DEEPSEEK_ENDS, (_SEPARATOR,)),
+    "harmony": CallMarks(
+        ("<|channel|>",), ("<|end|>", "<|call|>", "<|return|>"), ("<|start|>", "<|constrain|>", "<|message|>")
+    ),
 }
 #: (Marks, the form that a template with all these marks teaches); the first match counts.
 _TAUGHT: Final[tuple[tuple[tuple[str, ...], CallForm], ...]] = (
+    (("<|start|>", "<|channel|>", "<|message|>"), "harmony"),
     ((_DEEPSEEK[-1], "```json"), "deepseek-v3"),
     ((_DEEPSEEK[-1],), "deepseek-v31"),
     (("<function=", "<parameter="), "qwen-xml"),
@@ -86,7 +91,7 @@ def short_call_id(seed: str) -> str:
     return "".join(_ID_MARKS[byte % len(_ID_MARKS)] for byte in digest)
 
 
-_MAX_NAME: Final = 256
+MAX_HEAD: Final = 256  # characters before a call's arguments
 _MAX_VALUE: Final = 1 << 20  # characters of a value that is not a text
 _PARAMETER_END: Final = "</parameter>"
 _PYTHON: Final = {"True": "true", "False": "false", "None": "null"}
@@ -142,7 +147,7 @@ class CallReader(ABC):
         self.broken = 0  # reported and unfinished
 
     @abstractmethod
-    def _emit_text(self, text: str) -> None:
+    def _emit_text(self, text: str, *, reasoning: bool = False) -> None:
         """Reports text outside calls."""
 
     def _read_call(self, opener: str) -> Waiting[None]:
@@ -251,7 +256,7 @@ class CallReader(ABC):
             yield from held.expect("function")
             yield from held.expect(_SEPARATOR)
             before_arguments = "```json"
-        written = yield from held.until(before_arguments, _MAX_NAME)
+        written = yield from held.until(before_arguments, MAX_HEAD)
         name = written.partition("[CALL_ID]")[0].strip(SPACE)
         yield from held.spaces()
         if name not in self._tools:
@@ -264,7 +269,7 @@ class CallReader(ABC):
         held = self._held
         if opener != "<function=":
             yield from held.expect("<function=")
-        tool = self._tools.get((yield from held.until(">", _MAX_NAME)).strip(SPACE))
+        tool = self._tools.get((yield from held.until(">", MAX_HEAD)).strip(SPACE))
         if tool is None:
             yield from held.until("</function>", _MAX_VALUE)
             raise Mismatch
@@ -272,7 +277,7 @@ class CallReader(ABC):
         self._argue("{")
         keys: set[str] = set()
         while (yield from held.expect("<parameter=", "</function>")) == "<parameter=":
-            key = (yield from held.until(">", _MAX_NAME)).strip(SPACE)
+            key = (yield from held.until(">", MAX_HEAD)).strip(SPACE)
             if key in keys:
                 raise Mismatch
             self._argue((", " if keys else "") + json.dumps(key, ensure_ascii=False) + ": ")

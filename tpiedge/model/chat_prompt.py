@@ -37,6 +37,8 @@ def chat_prompt(
     calls = any(message.get("tool_calls") for message in messages)
     habits = template.habits(tools) if calls else CALLS_AS_OBJECTS
     given = [_as_template_takes(message, habits) for message in messages]
+    if habits.single_calls:
+        given = _with_single_calls(given)
     if not begun:
         return _rendered(render, given)
     last = given[-1]
@@ -170,6 +172,20 @@ def _one_by_one(message: TemplateMessage, results: Sequence[TemplateMessage]) ->
     yield from left
 
 
+def _with_content_in_reasoning(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
+    # For templates like gpt-oss's, which take one of both beside calls.
+    return [
+        {
+            **message,
+            **dict.fromkeys(_REASONING_KEYS, f"{message['thinking']}\n\n{message['content']}"),
+            "content": "",
+        }
+        if message.get("tool_calls") and message.get("thinking") and message["content"]
+        else message
+        for message in messages
+    ]
+
+
 def _with_system_in_a_turn(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
     # For templates without a system role.
     if len(messages) < 2 or (messages[0]["role"], messages[1]["role"]) != ("system", "user"):
@@ -178,7 +194,8 @@ def _with_system_in_a_turn(messages: Sequence[TemplateMessage]) -> list[Template
 
 
 _CHANGES: Final[Sequence[Callable[[Sequence[TemplateMessage]], list[TemplateMessage]]]] = (
-    _with_one_system, _with_joined_turns, _with_words_in_results, _with_single_calls, _with_system_in_a_turn,
+    _with_one_system, _with_joined_turns, _with_words_in_results, _with_single_calls, _with_content_in_reasoning,
+    _with_system_in_a_turn,
 )  # fmt: skip
 
 

@@ -1,5 +1,5 @@
 """Separates tool calls (`call_reader`) and reasoning from an answer's text. Pure. Reasoning stands between `<think>`
-and `</think>` at the answer's beginning; some templates open it in the prompt.
+and `</think>` at the answer's beginning; some templates open it in the prompt. `harmony.py` reads Harmony's messages.
 
 Laws:
 1. The cuts between pieces of text change only the cuts of the output.
@@ -20,18 +20,19 @@ from tpiedge.model.call_reader import (
     CallEnded,
     CallForm,
     CallMarks,
-    CallReader,
     ReadTool,
+    call_form,
 )
+from tpiedge.model.harmony import HarmonyReader
 from tpiedge.model.held_text import SPACE, Mismatch, TextEnded, Waiting, begun_length
 
-Thinking = Literal["", "marked", "begun"]
-"""The reasoning of an answer: none, between both marks, or from the first character on."""
+Thinking = Literal["", "marked", "begun", "channels", "continued"]
+"""The reasoning of an answer: none, between both marks, or from the first character on. In Harmony's format, reasoning
+is in messages ("channels"); the answer may continue a message of content ("continued")."""
 
 _OPEN_REASONING: Final = "<think>"
 _CLOSE_REASONING: Final = "</think>"
 REASONING_MARKS: Final = (_OPEN_REASONING, _CLOSE_REASONING)
-REASONING_END: Final = f"{_CLOSE_REASONING}\n\n"  # ends the reasoning that a prompt has opened
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,14 @@ class OutputForm:
     required: bool = False
 
     @property
+    def has_messages(self) -> bool:
+        """Whether the answer has Harmony's format."""
+        return self.calls == "harmony" or self.thinking in ("channels", "continued")
+
+    @property
     def marks(self) -> tuple[str, ...]:
+        if self.has_messages:
+            return CALL_MARKS["harmony"].separating
         calls = CALL_MARKS[self.calls].separating if self.calls else ()
         return (*calls, *(REASONING_MARKS if self.thinking else ()))
 
@@ -61,6 +69,8 @@ OutputPart = OutputText | CallBegun | CallArguments | CallEnded
 
 def thinking_after(prompt: str, template: str, begun: str = "") -> Thinking:
     """Returns how reasoning may begin after `prompt`. `begun` is the beginning of the answer, at the prompt's end."""
+    if call_form(template) == "harmony":
+        return "continued" if "<|message|>" in prompt.rpartition("<|start|>")[2] else "channels"
     before = prompt.rstrip(SPACE).removesuffix(begun.strip(SPACE)).rstrip(SPACE)
     opened = before.endswith(_OPEN_REASONING) and _CLOSE_REASONING not in begun
     if opened or begun.rfind(_OPEN_REASONING) > begun.rfind(_CLOSE_REASONING):
@@ -68,14 +78,28 @@ def thinking_after(prompt: str, template: str, begun: str = "") -> Thinking:
     return "marked" if _OPEN_REASONING in template or _CLOSE_REASONING in template else ""
 
 
-class OutputParser(CallReader):
+def end_of_reasoning(thinking: Thinking, *, tools: bool) -> str:
+    """Returns what a prompt needs at its end if a grammar restricts the answer. The grammars of chats with `tools` have
+    the headers of Harmony's messages."""
+    if thinking == "begun":
+        return f"{_CLOSE_REASONING}\n\n"
+    if tools:
+        return "<|end|><|start|>assistant" if thinking == "continued" else ""
+    return "<|channel|>final<|message|>" if thinking == "channels" else ""
+
+
+class OutputParser(HarmonyReader):
     def __init__(self, form: OutputForm) -> None:
         super().__init__(form.calls, form.tools, form.several)
         self._marks = CALL_MARKS[form.calls] if form.calls else None
         self._required = form.required
         self._cut = False
         self._has_content = False
-        self._reading = self._answer(form.thinking)
+        self._reading = (
+            self._read_messages(begun=form.thinking == "continued")
+            if form.has_messages
+            else self._answer(form.thinking)
+        )
 
     def feed(self, text: str, last: str | None = None) -> list[OutputPart]:
         """Reads more text. Returns the parts that are now certain. `last`: the finish reason, given with the last

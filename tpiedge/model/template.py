@@ -3,7 +3,7 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,10 +31,12 @@ class TemplateRefusal(UserError):
 @dataclass(frozen=True, slots=True)
 class TemplateHabits:
     """The forms of calls that a template takes. If `text_arguments` is true, arguments are JSON text, else objects.
-    `contents` has the forms of empty content beside calls ("" or None), the best first."""
+    `contents` has the forms of empty content beside calls ("" or None), the best first. If `single_calls` is true, the
+    template leaves out all calls of a message but the first."""
 
     text_arguments: bool = False
     contents: tuple[str | None, ...] = ("",)
+    single_calls: bool = False
 
 
 CALLS_AS_OBJECTS: Final = TemplateHabits()  # the habits of most templates, and the default
@@ -44,11 +46,11 @@ _BEST: Final = 3
 def _habits_of(render: Callable[..., str], *, tools: bool) -> TemplateHabits:
     """Finds a template's habits by rendering a call in every form."""
 
-    def tried(content: str | None, arguments: object) -> str | None:
+    def tried(content: str | None, arguments: object, calls: int = 1) -> str | None:
         call = {"id": _ID, "type": "function", "function": {"name": "look", "arguments": arguments}}
         messages = (
             {"role": "user", "content": "hello"},
-            {"role": "assistant", "content": content, "tool_calls": [call]},
+            {"role": "assistant", "content": content, "tool_calls": [call] * calls},
             {"role": "tool", "tool_call_id": _ID, "name": "look", "content": "seen"},
         )
         try:
@@ -56,7 +58,7 @@ def _habits_of(render: Callable[..., str], *, tools: bool) -> TemplateHabits:
         except TemplateRefusal:
             return None
 
-    best, habits = 0, CALLS_AS_OBJECTS
+    best, habits, shown = 0, CALLS_AS_OBJECTS, 0
     # Arguments are an object, unless the template shows a text better.
     for arguments in (_ARGUMENTS, _TEXT):
         texts = {content: tried(content, arguments) for content in ("", None)}
@@ -67,8 +69,12 @@ def _habits_of(render: Callable[..., str], *, tools: bool) -> TemplateHabits:
             nones = next(iter(fitting.values())).count("None")
             contents = (content for content, text in fitting.items() if text.count("None") <= nones)
             best, habits = quality, TemplateHabits(arguments is _TEXT, tuple(contents))
+            shown = next(iter(fitting.values())).count(_NEEDLE)
         if quality == _BEST:
             break
+    if best > 1:
+        twice = tried(habits.contents[0], _TEXT if habits.text_arguments else _ARGUMENTS, calls=2)
+        return replace(habits, single_calls=twice is not None and twice.count(_NEEDLE) == shown)
     return habits
 
 

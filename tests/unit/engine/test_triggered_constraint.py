@@ -115,6 +115,20 @@ WRITTEN: dict[CallForm, tuple[str, list[str], list[str]]] = {
         [f'weather{SEP}{{"city": "Paris"}}'],
         [f"|function{SEP}", f"weather{SEP}{{|}}"],
     ),
+    "harmony": (
+        "<|channel|>",
+        [
+            'commentary to=functions.weather <|constrain|>json<|message|>{"city": "Paris"}',
+            "analysis to=functions.add json<|message|> {}",
+            "commentary to=functions.add<|message|>{}",
+        ],
+        [
+            "commentary to=|python",
+            "commentary to=functions.|rm",
+            "commentary to=functions.weather <|constrain|>json<|message|>{|}",
+            "|Hello",
+        ],
+    ),
 }
 
 
@@ -223,9 +237,10 @@ def test_structured_answer_may_be_a_tool_call_instead(
     grammar = call_or_form_grammar(tools, form, answer, "response_format", model.service)
     assert grammar is not None
     call = REQUIRED_CALLS[form]
+    head = "<|channel|>final<|message|>" if form == "harmony" else ""
     assert whole(model, grammar, call)
-    assert whole(model, grammar, good)
-    right, wrong = bad.split("|")
+    assert whole(model, grammar, head + good)
+    right, wrong = f"{head}{bad}".rsplit("|", 1)
     assert drawn(model, grammar, right + wrong)[: len(model.ids(right))] == [True] * len(model.ids(right))
     for text in (right + wrong, call[:-1] + "z", "It is"):
         assert False in drawn(model, grammar, text)
@@ -241,6 +256,7 @@ REQUIRED_CALLS: dict[CallForm, str] = {
     "deepseek-v3": f"<｜tool▁calls▁begin｜>{BEGIN}function{SEP}add\n```json\n{{}}\n```"
     "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
     "deepseek-v31": f"<｜tool▁calls▁begin｜>{BEGIN}add{SEP}{{}}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    "harmony": "<|channel|>commentary to=functions.add <|constrain|>json<|message|>{}",
 }
 
 
@@ -259,6 +275,27 @@ def drawn(model: Model, grammar: Grammar, text: str, end: Sequence[int] = ()) ->
 
 def whole(model: Model, grammar: Grammar, text: str) -> bool:
     return False not in drawn(model, grammar, text, (END,))
+
+
+@pytest.mark.parametrize("header", ["analysis", "final", "commentary", "final <|constrain|>json"])
+def test_other_messages_of_harmony_are_free_after_their_headers(model: Model, header: str) -> None:
+    with closing(model.begin(model.grammar("harmony", thinking=True))) as constraint:
+        assert set(draw(constraint, model.ids("<|channel|>"))) == {None}
+        assert set(draw(constraint, model.ids(f"{header}<|message|>"))) == {True}
+        assert set(draw(constraint, model.ids("Hm. {]<|end|><|start|>assistant<|channel|>"))) == {None}
+        assert draw(constraint, model.ids("Hello")[:1]) == [False]
+
+
+def test_several_required_calls_of_harmony_are_messages(model: Model) -> None:
+    tools = tools_of({"add": {"type": "object", "properties": {}}}, ("add",))
+    call = REQUIRED_CALLS["harmony"]
+    for several in (True, False):
+        grammar = call_or_form_grammar(
+            replace(tools, several=several), "harmony", None, "tool_choice", model.service
+        )
+        assert grammar is not None
+        assert whole(model, grammar, call)
+        assert whole(model, grammar, f"{call}<|end|><|start|>assistant{call}") == several
 
 
 def test_drafts_stop_where_a_tool_call_begins_or_ends(model: Model) -> None:

@@ -5,6 +5,7 @@ import pytest
 
 from tests.unit.model.vocabularies import TOKENIZERS
 from tpiedge.local.cluster import LocalCluster, collect
+from tpiedge.model.output import OutputForm
 from tpiedge.wire.control import Finished, Token
 from tpiedge.wire.requests import GenerationRequest
 
@@ -38,3 +39,14 @@ def test_continued_text_keeps_its_leading_space(goes_on: bool, text: str) -> Non
     request = GenerationRequest("r-1", prompt, 4)
     answer = collect(cast(LocalCluster, cluster), request, tokenizer, (), lambda _text: None, goes_on=goes_on)
     assert answer.text == text
+
+
+def test_reasoning_in_messages_is_shown_and_no_part_of_the_answer() -> None:
+    tokenizer, shown = TOKENIZERS["byte-level"], list[str]()
+    said = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>the cat"
+    ids = tokenizer.encode(said)
+    tokens = [Token(1, "r-1", index, token, ()) for index, token in enumerate(ids)]
+    cluster = Said(*tokens, Finished(1, "r-1", "length", 3, len(ids), 0, 1))
+    speech = OutputForm(thinking="channels")
+    answer = collect(cast(LocalCluster, cluster), REQUEST, tokenizer, (), shown.append, speech=speech)
+    assert (answer.text, "".join(shown)) == ("the cat", "Hm.\n\nthe cat")

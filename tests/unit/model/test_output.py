@@ -228,6 +228,7 @@ def test_tool_calls_are_parsed_in_every_form(
         ("mistral-args", '[TOOL_CALLS]weather[ARGS]{"city": "a long one'),
         ("qwen-xml", "<tool_call><function=weather><parameter=city>a long one"),
         ("deepseek-v31", '<｜tool▁call▁begin｜>weather<｜tool▁sep｜>{"city": "a long one'),
+        ("harmony", '<|channel|>commentary to=functions.weather json<|message|>{"city": "a long one'),
     ],
 )
 def test_call_arguments_are_streamed(form: CallForm, text: str) -> None:
@@ -301,6 +302,10 @@ WRITTEN: dict[CallForm, Callable[[list[str]], str]] = {
         "<｜tool▁calls▁begin｜>"
         + "".join(f"<｜tool▁call▁begin｜>weather<｜tool▁sep｜>{one}<｜tool▁call▁end｜>" for one in every)
         + "<｜tool▁calls▁end｜>"
+    ),
+    "harmony": lambda every: "<|start|>assistant".join(
+        f"<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{one}<|call|>"
+        for one in every
     ),
 }
 WRITTEN_XML = "".join(
@@ -386,7 +391,8 @@ PARTS = [
     '{"name": "weather", "arguments": {"city": "Paris"}}', '[{"name": "add", "parameters": {}}]', "{", "}", '"', "\\",
     "[", "]", "text", "<", "[TOOL", "é", "[ARGS]", "[CALL_ID]", "weather", "1.5e", "tru", ">", ": ", ",", "<function=",
     "<parameter=city>", "<parameter=", "</parameter>", "</function>", "```json", "function", "<｜tool▁calls▁begin｜>",
-    "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", '{"city": ', '{"name": "weather", "arguments": ',
+    "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", '{"city": ', '{"name": "weather", "arguments": ', "<|start|>",
+    "assistant", "<|channel|>", "analysis", "to=weather", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>", "<|",
 ]  # fmt: skip
 
 
@@ -397,7 +403,7 @@ def cut_anywhere(text: str, data: st.DataObject) -> list[str]:
 
 @given(
     st.sampled_from(["", *CALL_MARKS]),
-    st.sampled_from(["", "marked", "begun"]),
+    st.sampled_from(["", "marked", "begun", "channels", "continued"]),
     st.booleans(),
     st.lists(st.sampled_from(PARTS), max_size=12),
     st.data(),
@@ -413,7 +419,7 @@ def test_output_does_not_depend_on_piece_boundaries(
 
 
 @given(
-    st.sampled_from(["hermes", "llama3", "mistral", "mistral-args", "deepseek-v3", "deepseek-v31"]),
+    st.sampled_from(list(WRITTEN)),
     st.lists(st.dictionaries(st.text(), JSON, max_size=3), min_size=1, max_size=3),
     st.booleans(),
     st.data(),
@@ -485,6 +491,7 @@ FORMS: dict[str, CallForm] = {
     "<tool_call>\\n<function=' + name + '>\\n<parameter=": "qwen-xml",
     "'<｜tool▁call▁begin｜>' + type + '<｜tool▁sep｜>' + name + '\\n```json\\n'": "deepseek-v3",
     "'<｜tool▁call▁begin｜>' + name + '<｜tool▁sep｜>' + arguments": "deepseek-v31",
+    "{{ tools }} <|start|>assistant<|channel|>commentary json<|message|>": "harmony",
     "{{ tools }} <function=name>{": "",
     "{{ tools }} <tool_call>name<arg_key>": "",
     "{{ tools }}": "",
