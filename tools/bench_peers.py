@@ -19,14 +19,15 @@ minutes. Linux, root.
 
 decode: llama.cpp against one node of tpiedge with equal bits (Q4_0 and q4, Q8_0 and q8, the same Q4_K_M file) and
 threads, all weights in memory: tokens per second of prompts and of an answer, bytes of weights, and whether the ratios
-meet their bounds. Random weights of real shapes are written for it and removed afterwards; the 7B and 8B shapes take up
-to 18 GB of disk and as much memory. Where it fails or is interrupted, what was measured before is printed all the same,
-with the error. With --testbed (Linux, root) both use two of its devices: tpiedge two nodes, llama.cpp its RPC server
-with half of the layers.
+meet their bounds. Random weights of real shapes are written for it and removed afterwards; the 7B and 8B shapes take
+up to 18 GB of disk and as much memory, 30b-a3b 35 GB of disk. Models that do not fit into memory together are loaded
+in turn, each after the other has left memory and page cache. Where it fails or is interrupted, what was measured
+before is printed all the same, with the error. With --testbed (Linux, root) both use two of its devices: tpiedge two
+nodes, llama.cpp its RPC server with half of the layers.
 
-serve: llama-server against `tpiedge master`, many streams at once, with equal bits and threads: both run, and are asked
-in alternation over HTTP by one client. Random weights as for decode. Tokens per second in all, and while all streams
-received an answer; the rate of a prompt alone comes from the same repeat.
+serve: llama-server against `tpiedge master`, many streams at once, with equal bits and threads: both run, or are
+started in turn as above, and are asked in alternation over HTTP by one client. Random weights as for decode. Tokens
+per second in all, and while all streams received an answer; the rate of a prompt alone comes from the same repeat.
 
 agreement: the logits of llama.cpp and of tpiedge for the same GGUF file and the same tokens of a text: how often the
 likeliest tokens are equal, and the Kullback-Leibler divergence of llama.cpp's probabilities from tpiedge's. Each

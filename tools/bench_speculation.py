@@ -33,7 +33,7 @@ from tpiedge.memory.residency import smallest_ring
 from tpiedge.memory.sweep import Placement, Sweep, place
 from tpiedge.model.spec import config_of_pack
 from tpiedge.pack.reader import Pack
-from tpiedge.planner.needs import LayerShape
+from tpiedge.planner.needs import model_facts
 from tpiedge.planner.solve import ShareWeight, partition
 from tpiedge.wire.control import AnswerPart, Token
 from tpiedge.wire.requests import GenerationRequest
@@ -180,8 +180,7 @@ def _replay(
         return GivenSampler(sampler, answers[request.id])
 
     nodes = 1 if case.link is None else 2
-    tiles = -(-config.intermediate_size // 128)
-    shape = LayerShape(config.num_heads, config.num_kv_heads, tiles, config.num_layers)
+    shape = model_facts(pack, compute="int8", kv="bf16").shape
     with ExitStack() as stack:
         cluster = stack.enter_context(
             InProcessCluster(

@@ -2,7 +2,8 @@
 
 The corpus is generated (`demo_corpus`), the tokenizer is trained on it, and a Llama of some millions of
 parameters learns it in f32 on one CPU core; the checkpoint is rounded to bf16. The same seed, steps and
-threads on the same machine give the same weights. Needs transformers, which tpiedge itself does not.
+threads on the same machine give the same weights. With `--experts 8` the model is a mixture (Qwen3-MoE) of
+which each token needs as many parameters. Needs transformers, which tpiedge itself does not.
 """
 
 from __future__ import annotations
@@ -16,11 +17,21 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from torch.nn.functional import cross_entropy
-from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    AutoModelForCausalLM,
+    GenerationConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
@@ -32,6 +43,8 @@ SPECIAL_TOKENS = (BOS, EOS, END, *ROLES.values())
 VOCABULARY = 2048
 MAX_POSITIONS = 1024
 IGNORED = -100
+BALANCE = 0.01
+"""Weight of the loss for experts that are chosen too often."""
 CHAT_TEMPLATE = """\
 {{- bos_token -}}
 {%- for message in messages -%}
@@ -51,7 +64,7 @@ QUESTIONS = (
 README = """\
 # The demo model of tpiedge
 
-A Llama of {parameters:,} parameters (bf16) that tells short stories in simple English and answers a few
+A {architecture} of {parameters:,} parameters (bf16) that tells short stories in simple English and answers a few
 kinds of simple questions. It was made by `tools/train_demo_model.py` from text that the tool itself generates
 (seed {seed}, {steps:,} steps, {tokens:,} tokens); no text from elsewhere was used. It knows nothing about the
 world beyond that text.
@@ -154,30 +167,42 @@ def _stack(rows: list[Sample]) -> Batch:
     return Batch(ids, labels, sum(len(row.ids) for row in rows))
 
 
-def build_model(tokenizer: Tokenizer) -> LlamaForCausalLM:
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=192,
-        intermediate_size=512,
-        num_hidden_layers=6,
-        num_attention_heads=6,
-        num_key_value_heads=3,
-        head_dim=32,
-        max_position_embeddings=MAX_POSITIONS,
-        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
-        rms_norm_eps=1e-5,
-        initializer_range=0.04,
-        tie_word_embeddings=True,
-        bos_token_id=token_id(tokenizer, BOS),
-        eos_token_id=token_id(tokenizer, EOS),
+def build_model(tokenizer: Tokenizer, experts: int = 0) -> PreTrainedModel:
+    """Returns a Llama, or a Qwen3-MoE in which each token chooses two of `experts`."""
+    shape: dict[str, Any] = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 192,
+        "intermediate_size": 512,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 3,
+        "head_dim": 32,
+        "max_position_embeddings": MAX_POSITIONS,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        "rms_norm_eps": 1e-5,
+        "initializer_range": 0.04,
+        "tie_word_embeddings": True,
+        "bos_token_id": token_id(tokenizer, BOS),
+        "eos_token_id": token_id(tokenizer, EOS),
+    }
+    if not experts:
+        return LlamaForCausalLM(LlamaConfig(**shape))
+    of_experts: dict[str, Any] = {
+        "num_experts": experts,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 256,
+    }
+    return Qwen3MoeForCausalLM(
+        Qwen3MoeConfig(**shape, **of_experts, norm_topk_prob=True, output_router_logits=True)
     )
-    return LlamaForCausalLM(config)
 
 
-def loss_of(model: LlamaForCausalLM, batch: Batch) -> torch.Tensor:
-    logits_BTV = model(input_ids=batch.ids_BT, use_cache=False).logits
+def loss_of(model: PreTrainedModel, batch: Batch) -> torch.Tensor:
+    found = model(input_ids=batch.ids_BT, use_cache=False)
     expected = batch.labels_BT[:, 1:].flatten()
-    return cross_entropy(logits_BTV[:, :-1].flatten(0, 1), expected, ignore_index=IGNORED)
+    loss = cross_entropy(found.logits[:, :-1].flatten(0, 1), expected, ignore_index=IGNORED)
+    unbalanced = getattr(found, "aux_loss", None)  # least if all experts are chosen equally often
+    return loss if unbalanced is None else loss + BALANCE * unbalanced
 
 
 def learning_rate(step: int, steps: int, peak: float) -> float:
@@ -188,7 +213,7 @@ def learning_rate(step: int, steps: int, peak: float) -> float:
     return peak * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, steps - warm))))
 
 
-def make_optimizer(model: LlamaForCausalLM) -> torch.optim.Optimizer:
+def make_optimizer(model: PreTrainedModel) -> torch.optim.Optimizer:
     """Returns AdamW, without weight decay for the norms."""
     groups = [
         {"params": [p for p in model.parameters() if p.ndim > 1], "weight_decay": 0.1},
@@ -197,7 +222,7 @@ def make_optimizer(model: LlamaForCausalLM) -> torch.optim.Optimizer:
     return torch.optim.AdamW(groups, betas=(0.9, 0.95), fused=True)
 
 
-def train(model: LlamaForCausalLM, tokenizer: Tokenizer, args: argparse.Namespace) -> int:
+def train(model: PreTrainedModel, tokenizer: Tokenizer, args: argparse.Namespace) -> int:
     """Trains in place and prints the progress; returns the number of tokens seen, padding not counted."""
     optimizer = make_optimizer(model)
     tokens, smooth, started = 0, math.log(VOCABULARY), time.monotonic()
@@ -221,13 +246,13 @@ def train(model: LlamaForCausalLM, tokenizer: Tokenizer, args: argparse.Namespac
 
 
 @torch.no_grad()
-def held_out_loss(model: LlamaForCausalLM, tokenizer: Tokenizer, seed: int) -> float:
+def held_out_loss(model: PreTrainedModel, tokenizer: Tokenizer, seed: int) -> float:
     """Returns the mean loss over some batches of documents from a stream that was not trained on."""
     losses = [loss_of(model, batch).item() for batch in itertools.islice(batches(tokenizer, seed, 2048), 20)]
     return sum(losses) / len(losses)
 
 
-def save(model: LlamaForCausalLM, tokenizer: Tokenizer, readme: str, out: Path) -> None:
+def save(model: PreTrainedModel, tokenizer: Tokenizer, readme: str, out: Path) -> None:
     """Writes an ordinary Hugging Face folder, with weights rounded to bf16."""
     out.mkdir(parents=True, exist_ok=True)
     eos = [token_id(tokenizer, EOS), token_id(tokenizer, END)]
@@ -249,7 +274,7 @@ def save(model: LlamaForCausalLM, tokenizer: Tokenizer, readme: str, out: Path) 
 
 
 @torch.no_grad()
-def greedy(model: LlamaForCausalLM, ids: list[int], stop: set[int], limit: int) -> list[int]:
+def greedy(model: PreTrainedModel, ids: list[int], stop: set[int], limit: int) -> list[int]:
     """Returns the greedy continuation of `ids`, up to an end token or `limit` tokens."""
     made = list[int]()
     while len(made) < limit and not (made and made[-1] in stop):
@@ -261,7 +286,7 @@ def greedy(model: LlamaForCausalLM, ids: list[int], stop: set[int], limit: int) 
 def show_samples(out: Path, limit: int) -> None:
     """Prints answers of the saved checkpoint, whose bf16 weights are computed in f32."""
     tokenizer = Tokenizer.from_file(str(out / "tokenizer.json"))
-    model = LlamaForCausalLM.from_pretrained(out, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
     model.train(False)
     stop = {token_id(tokenizer, EOS), token_id(tokenizer, END)}
     starts = [(prompt, tokenizer.encode(prompt).ids) for prompt in PROMPTS]
@@ -279,6 +304,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--experts", type=int, default=0, help="of each layer [default: 0, an FFN instead]")
     parser.add_argument("--batch-tokens", type=int, default=1792, help="tokens in one step, at most")
     parser.add_argument("--peak", type=float, default=3e-3, help="highest learning rate")
     parser.add_argument("--out", type=Path, required=True, help="folder for the checkpoint")
@@ -290,12 +316,18 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     torch.manual_seed(args.seed)
     tokenizer = train_tokenizer(args.seed)
-    model = build_model(tokenizer)
+    model = build_model(tokenizer, args.experts)
     parameters = sum(p.numel() for p in model.parameters())
     print(f"{parameters:,} parameters, {tokenizer.get_vocab_size()} tokens")
     tokens = train(model, tokenizer, args)
     print(f"held-out loss {held_out_loss(model, tokenizer, args.seed + 2):.3f}, {tokens:,} tokens seen")
-    readme = README.format(parameters=parameters, seed=args.seed, steps=args.steps, tokens=tokens)
+    readme = README.format(
+        architecture="mixture (Qwen3-MoE)" if args.experts else "Llama",
+        parameters=parameters,
+        seed=args.seed,
+        steps=args.steps,
+        tokens=tokens,
+    )
     save(model, tokenizer, readme, args.out)
     show_samples(args.out, limit=120)
 

@@ -44,10 +44,11 @@ def packs(tmp_path_factory: pytest.TempPathFactory) -> Packs:
     return find
 
 
-def packed(folder: Path, precision: Precision, to: Path) -> Path:
+def packed(folder: Path, precision: Precision | None, to: Path) -> Path:
+    """Returns the checkpoint's pack. Without `precision`, quantised matrices keep their formats."""
     checkpoint = Checkpoint.open(folder)
     source = TensorSource(checkpoint.tensors)
-    write_pack(model_spec(checkpoint.config), source, precision, to)
+    write_pack(model_spec(checkpoint.config), source, checkpoint.storage(precision), to)
     source.close()
     return to
 

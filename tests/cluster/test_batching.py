@@ -130,6 +130,7 @@ CASES = [
     ("yi", Precision.F32, "2,1", None),
     ("phi4-mini-turning", Precision.Q4, "2,1", None),
     ("qwen3-moe", Precision.Q4, "2,1", None),
+    ("gemma4-a4b", Precision.Q4, "2,1", None),
 ]
 
 

@@ -2,6 +2,7 @@
 and instruction set, on one node or several, with weights in memory or streamed."""
 
 import hashlib
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import torch
 
 from tests.cluster.alone import AloneOf
 from tests.cluster.packs import SPLITS, Packs, References, packed, sampled, shares_of, split
+from tests.cluster.test_exactness import assert_close
 from tests.cluster.test_streaming import PLACEMENTS
 from tests.fakes.cluster import InProcessCluster
 from tests.reference import CASES, FAMILIES
@@ -17,12 +19,15 @@ from tests.unit.kernels.instruction_sets import AVAILABLE
 from tests.unit.memory.conftest import narrow
 from tests.unit.model.gguf_files import TinyGguf
 from tests.unit.model.int4_files import Int4Checkpoint
+from tests.unit.model.mxfp4_files import GptOssCheckpoint
 from tests.unit.model.test_gguf import packed as import_gguf
 from tpiedge.collectives.communicator import Route
 from tpiedge.engine.steps import StepLimits
 from tpiedge.kernels.shared_library import kernel_library
 from tpiedge.model.source import DEMO, resolve_model
+from tpiedge.pack.export import export_safetensors
 from tpiedge.pack.quantised import FORMAT_OF
+from tpiedge.pack.reader import Pack
 from tpiedge.pack.specs import Precision
 from tpiedge.planner.needs import LayerShape
 from tpiedge.planner.solve import parse_shares, partition
@@ -45,17 +50,18 @@ def logits_of(cluster: InProcessCluster, text: Sequence[int]) -> torch.Tensor:
         return cluster.logits(text)
 
 
-#: One case by all splits, and every family in every way.
+MIXTURES = "qwen3-moe", "gpt-oss", "gemma4-a4b"
+#: One case and mixtures by all splits, and every family in every way.
 TRIED = dict.fromkeys(
     [
         *(("llama-gqa-odd", one, shares, False) for group in SPLITS for shares in group for one in QUANTISED),
-        *(("qwen3-moe", Precision.Q4, shares, False) for group in SPLITS for shares in group),
+        *((name, Precision.Q4, shares, False) for name in MIXTURES for group in SPLITS for shares in group),
         *((name, QUANTISED[one], *way) for name, *way, one in sampled((*CASES, *FAMILIES))),
     ]
 )
 #: Of every family, and cases with other shapes.
 OF_EACH = [name for name, _, shares, _ in TRIED if shares == "1" and not name.startswith("llama")]
-OF_EACH = [*dict.fromkeys([*OF_EACH, "llama-gqa-odd", "openllama", "qwen3-biases"])]
+OF_EACH = [*dict.fromkeys([*OF_EACH, "llama-gqa-odd", "openllama", "qwen3-biases", *MIXTURES])]
 
 
 @pytest.mark.parametrize(("name", "precision", "shares", "streamed"), TRIED)
@@ -108,11 +114,12 @@ def test_logits_are_bit_identical_for_every_chunk_size(
     assert torch.equal(logits_of(cut, text), logits_of(whole, text))
 
 
+@pytest.mark.parametrize("name", MIXTURES)
 @pytest.mark.parametrize("chunk", [1, 2, 7])
 def test_logits_of_experts_are_bit_identical_for_every_chunk_size(
-    chunk: int, references: References, alone: AloneOf
+    chunk: int, name: str, references: References, alone: AloneOf
 ) -> None:
-    expected, reference = alone("qwen3-moe", Precision.Q4), references("qwen3-moe")
+    expected, reference = alone(name, Precision.Q4), references(name)
     cluster = InProcessCluster(expected.pack, split(reference, "2,1"), limits=StepLimits(chunk, chunk))
     assert torch.equal(logits_of(cluster, expected.text), expected.logits_TV)
 
@@ -130,6 +137,25 @@ def test_gptq_and_awq_logits_are_bit_identical_for_every_split(
         for shares in ("1", "1,1", "1,0:2,1")
     )
     assert all(torch.equal(found_TV, expected_TV) for found_TV in others)
+
+
+def test_experts_in_mxfp4_have_the_same_bits_for_every_split_and_their_numbers(
+    tmp_path: Path, several_sets: Callable[..., None]
+) -> None:
+    folder, plain = tmp_path / "mxfp4", tmp_path / "plain"
+    GptOssCheckpoint().write(folder, mxfp4=True)
+    pack, text = packed(folder, None, tmp_path / "pack"), range(3, 60)
+    expected_TV = logits_of(InProcessCluster(pack, shares_of(folder, "1")), text)
+    several_sets(AVAILABLE, (1, 2))
+    for shares in ("1", "1,1", "3,1", "1,0:1", "1,5,2", "1,1,1,1,1"):
+        assert torch.equal(logits_of(InProcessCluster(pack, shares_of(folder, shares)), text), expected_TV)
+    export_safetensors(Pack.open(pack), plain)
+    (plain / "config.json").write_text(json.dumps(GptOssCheckpoint().values()))
+    kept, unpacked = (
+        logits_of(InProcessCluster(one, shares_of(plain, "2,1"), compute="f32"), text)
+        for one in (pack, packed(plain, Precision.F32, tmp_path / "f32"))
+    )
+    assert_close(kept, unpacked.numpy())
 
 
 @pytest.mark.parametrize("isa", AVAILABLE)
@@ -150,7 +176,8 @@ def test_logits_are_bit_identical_for_every_instruction_set(
 
 
 @pytest.mark.parametrize(
-    "name", ["llama-gqa-odd", "qwen2-tied", "qwen3-biases", "gemma3", "phi4-mini-short", "olmo2", "qwen3-moe"]
+    "name",
+    ["llama-gqa-odd", "qwen2-tied", "qwen3-biases", "gemma3", "phi4-mini-short", "olmo2", *MIXTURES],
 )
 def test_nodes_with_mixed_instruction_sets_give_bit_identical_logits(
     name: str, references: References, alone: AloneOf, several_sets: Callable[..., None]
@@ -214,3 +241,23 @@ def test_kept_types_give_golden_logits_for_every_split_and_instruction_set(
         cluster = InProcessCluster(pack.path, partition(LayerShape(8, 2, 4, 2), weights))
         found = hashlib.sha256(logits_of(cluster, range(3, 60)).numpy().astype("<f4").tobytes()).hexdigest()
         assert found[:16] == GOLDEN_OF_TYPES[kind], (kind, shares)
+
+
+def test_experts_of_kept_types_give_bit_identical_logits_for_every_split(tmp_path: Path) -> None:
+    sizes = {"hidden": 256, "heads": 8, "kv_heads": 2, "head_dim": 64, "ffn": 512, "experts": 5}
+    kinds = {"": "Q4_K", "blk.1.ffn_down_exps": "Q6_K", "blk.1.attn_v": "Q6_K", "ffn_gate_inp": "F32"}
+    keys = {"expert_count": 5, "expert_used_count": 2, "expert_feed_forward_length": 512}
+    named = {f"qwen3moe.{key}": value for key, value in keys.items()}
+    path = TinyGguf("qwen3moe", kinds=kinds, keys=named, layers=2, **sizes).write(tmp_path / "f.gguf")
+    pack, _ = import_gguf(path, None, tmp_path)
+    expected_TV, *others = (
+        logits_of(
+            InProcessCluster(
+                pack.path, partition(LayerShape(8, 2, 0, 2, 8), parse_shares(shares, shares.count(",") + 1))
+            ),
+            range(3, 60),
+        )
+        for shares in ("1", "1,1", "3,1", "1,0:1", "1,5,2")
+    )
+    assert expected_TV.isfinite().all()
+    assert all(torch.equal(found_TV, expected_TV) for found_TV in others)

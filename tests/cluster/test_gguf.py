@@ -13,7 +13,17 @@ from tests.unit.model.test_gguf import packed
 
 @pytest.mark.parametrize(
     "name",
-    ["olmo2", "olmo3", "phi3", "phi3 apart", "phi4-mini-long", "phi4-mini-turning", "olmoe", "mixtral"],
+    [
+        "olmo2",
+        "olmo3",
+        "phi3",
+        "phi3 apart",
+        "phi4-mini-long",
+        "phi4-mini-turning",
+        "olmoe",
+        "mixtral",
+        "gpt-oss",
+    ],
 )
 def test_gguf_files_compute_what_the_checkpoint_does(
     name: str, references: References, tmp_path: Path

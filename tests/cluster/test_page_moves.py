@@ -302,7 +302,7 @@ def test_halted_cluster_goes_on_if_no_change_comes(
         cluster.leader.resume()
         assert change.files
         rest = play(cluster, ())
-        cluster.leader._clear_at = 0.0  # as long afterwards
+        cluster.leader._usual_at = 0.0  # as long afterwards
         cluster.leader.step()
         every = sum(len(one.prompt_ids) + TOKENS - 1 for one in requests(reference.prompt_ids))
         assert cluster.computed == every - page_of_pack(pack)
@@ -438,6 +438,38 @@ def test_sequence_waits_for_the_slowest_disk_unless_it_is_late(
         assert all(brought(cluster))
         assert cluster.leader.pages[0] == 0
     assert told == short.undisturbed([slow, other])
+
+
+def test_end_of_a_preamble_is_brought_for_another_chat(short: Short) -> None:
+    shared = prompt(short.page + 10)
+    chats = [
+        replace(ask(number, (*shared, number + 5, *prompt(short.page)), 9), keep_context=True)
+        for number in range(2)
+    ]
+    one, other = [replace(chat, preamble_tokens=len(shared)) for chat in chats]
+    with short.cluster("2,1", pages=12, keep=True) as cluster:
+        play(cluster, [one])
+        settle(cluster)
+    with short.cluster("2,1", pages=12, keep=True) as cluster:
+        told = play(cluster, [other])
+        assert cluster.computed == 1 + short.page + 8
+    assert told == short.undisturbed([other])
+
+
+@pytest.mark.parametrize("park", [False, True])
+def test_only_a_halt_gives_parked_pages_more_space(short: Short, park: bool) -> None:
+    with short.cluster("2,1", pages=12, park=park) as cluster:
+        play(cluster, clients(short.page, 4), steps=6)
+        assert [one.parked.limit_bytes for one in cluster.disks] == [one.usual_bytes for one in cluster.disks]
+        names = cluster.leader.halt(Halt(1, 2, ())).names
+    with short.cluster("2,1", pages=12, park=park, snapshot=KVSnapshot(names, ())) as cluster:
+        play(cluster, [ask(8, prompt(3), 2)])
+        assert [one.parked.limit_bytes for one in cluster.disks] == [one.halt_bytes for one in cluster.disks]
+        assert all(disk.parked.count for disk in cluster.disks)
+        cluster.leader._usual_at = 0.0  # ten seconds later
+        play(cluster, [ask(9, prompt(3), 2)])
+        assert [one.parked.limit_bytes for one in cluster.disks] == [one.usual_bytes for one in cluster.disks]
+        assert all(disk.parked.count > 0 for disk in cluster.disks) == park
 
 
 def test_requests_without_consent_are_not_kept(short: Short) -> None:

@@ -13,7 +13,17 @@ from tpiedge.planner.solve import Plan, evaluate, parse_shares
 
 @pytest.mark.parametrize("shares", ["1", "3,1", "1,0:2,1", "1,1,1,1,1"])
 @pytest.mark.parametrize(
-    "name", ["openllama", "llama-gqa-odd", "qwen2-tied", "qwen3-biases", "gemma3", "olmo3", "phi4-mini-short"]
+    "name",
+    [
+        "openllama",
+        "llama-gqa-odd",
+        "qwen2-tied",
+        "qwen3-biases",
+        "gemma3",
+        "olmo3",
+        "phi4-mini-short",
+        "gpt-oss",
+    ],
 )
 def test_predicted_bytes_of_weights_and_cache_equal_held_bytes(
     name: str, shares: str, references: References, packs: Packs

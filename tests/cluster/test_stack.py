@@ -52,7 +52,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             "granite",
             "ministral3",
         ),
-        *("smollm3-sliding", "phi4-mini-short", "olmo3", "qwen3-moe", "olmoe"),
+        *("smollm3-sliding", "phi4-mini-short", "olmo3", "qwen3-moe", "olmoe", "gpt-oss", "gemma4-a4b"),
     ],
 )
 def test_one_call_for_all_layers_matches_block_by_block(

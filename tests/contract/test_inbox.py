@@ -48,7 +48,7 @@ def inbox(what: Message | Exception) -> tuple[PeerChannel, Any]:
     return made, hub
 
 
-LATE = Partial(EPOCH, 1, 0, 0, 0, 1, None)
+LATE = Partial(EPOCH, 1, 0, 0, 0, 0, 1, None)
 
 
 def test_messages_of_earlier_steps_do_not_prolong_a_wait() -> None:
@@ -95,7 +95,7 @@ def test_plans_and_hidden_states_are_accepted_only_from_rank_0(network: Any, for
     assert caught.value.rank == 2
 
 
-@pytest.mark.parametrize("forged", [StepPlan(EPOCH, 9, (), 1, 1), Reduced(EPOCH, 9, 0, 0, 0, HEADER)])
+@pytest.mark.parametrize("forged", [StepPlan(EPOCH, 9, (), 1, 1), Reduced(EPOCH, 9, 0, 0, 0, 0, HEADER)])
 def test_rank_0_refuses_plans_and_sums_of_others(network: Any, forged: Message) -> None:
     ranks = Ranks(network, HUB, 2).begun()
     ranks.bare[1].send(forged, bytes(4) if isinstance(forged, Reduced) else None, "node-0")
@@ -174,6 +174,6 @@ def test_message_of_next_step_may_arrive_before_its_plan(network: Any, way: str)
 
 def test_reduced_sum_from_other_ranks_is_ignored(network: Any) -> None:
     ranks = Ranks(network, "star", 3).begun().meet()
-    ranks.bare[1].send(Reduced(1, 1, 0, 0, 0, ROW), part(7).numpy().data, "node-2")
+    ranks.bare[1].send(Reduced(1, 1, 0, 0, 0, 0, ROW), part(7).numpy().data, "node-2")
     for result in ranks.reduce():
         assert torch.equal(result, total(parts(3)))

@@ -222,8 +222,7 @@ class InProcessCluster:
             self._threads.append(thread)
         grammars = Grammars(self._tokenizer or Path("nowhere"), self._config.vocab_size)
         self._resources.callback(grammars.close)
-        if self._snapshot is not None:
-            moves[0].scatter(self._snapshot)
+        moves[0].scatter(self._snapshot)
         leader = SoloLeader(engines[0], self._serving, self._told, grammars, moves[0])
         leader.sampler_of = self._sampler_of
         return leader
@@ -233,8 +232,10 @@ class InProcessCluster:
         if keys is not None:
             folder = self._folders[rank]
             kept = PageStore(folder / "kept", _DISK_BYTES, keys.kept_seal)
-            parked = PageStore(folder / "parked", _DISK_BYTES, keys.parked_seal)
-            disk = PageDisk(self._queues[rank], parked, kept, self.warnings.append)
+            parked = PageStore(folder / "parked", 2 * _DISK_BYTES, keys.parked_seal, durable=False)
+            usual_bytes = _DISK_BYTES if keys.park else 0
+            told = self.warnings.append
+            disk = PageDisk(self._queues[rank], parked, kept, told, usual_bytes, 2 * _DISK_BYTES)
             self.disks.append(disk)
         return PageMoves(engine, self._shares[rank].along("attention"), disk)
 
@@ -267,8 +268,7 @@ class InProcessCluster:
 
     def _follow(self, engine: Engine, moves: PageMoves) -> None:
         try:
-            if self._snapshot is not None:
-                moves.scatter(self._snapshot)
+            moves.scatter(self._snapshot)
             follow(engine, moves, self._told)
         except TpiedgeError as error:
             self.errors.append(error)  # closing its spoke ends it with EndpointClosed

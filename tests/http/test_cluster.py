@@ -69,6 +69,7 @@ def test_admin_nodes_json_keeps_its_names_and_types(server, service):
     ]
     assert found.pop("totals") == {
         **dict.fromkeys(("finished", "failed", "cancelled", "refused", "resumed", "cut"), int),
+        **dict.fromkeys(("travelled", "brought"), int),
         **dict.fromkeys(("prompt_tokens", "cached_tokens", "brought_tokens", "tokens"), int),
         "paused_s": float,
     }

@@ -5,7 +5,7 @@ import hashlib
 import httpx
 import pytest
 
-from tests.http.conftest import KnowingTemplate
+from tests.http.conftest import InstantTemplate, KnowingTemplate
 from tpiedge.api.keys import add_key, revoke_key
 from tpiedge.errors import UserError
 from tpiedge.kv.pages import NameKeys, PagePool
@@ -128,6 +128,24 @@ def test_nothing_is_kept_unless_the_master_keeps_context(serve, caching):
     assert not request_of(serve, caching, {}).keep_context
     assert not request_of(serve, caching, key(0), keys=KEYS).keep_context
     assert not request_of(serve, caching, {}, share_prefixes=True).keep_context
+
+
+def test_chats_with_the_same_system_prompt_share_it(serve, caching):
+    """Two chats agree about how many tokens they share, whatever their first message is."""
+    caching.template = InstantTemplate(
+        "{% for one in messages %}<{{ one.role }}>{{ one.content }}{% endfor %}"
+    )
+    server = serve(**{"keys": KEYS, "scope_key": b"s" * 32})
+    system, requests = {"role": "system", "content": PROMPT}, []
+    for content in ("Hello", "0 or 1?", "00"):
+        body = {**CHAT, "messages": [system, {"role": "user", "content": content}, *CHAT["messages"]]}
+        httpx.post(f"{server.url}/v1/chat/completions", json=body, headers=key(0)).raise_for_status()
+        requests.append(caching.generations.get(timeout=60).request)
+    shared = {one.prompt_ids[: one.preamble_tokens] for one in requests}
+    assert len(shared) == 1
+    assert caching.tokenizer.decode(shared.pop()).endswith(f"{PROMPT}<user>")
+    httpx.post(f"{server.url}/v1/chat/completions", json=CHAT, headers=key(0)).raise_for_status()
+    assert caching.generations.get(timeout=60).request.preamble_tokens == 0, "nothing to share"
 
 
 def test_clients_known_by_their_address_have_no_kept_context(serve):

@@ -11,6 +11,7 @@ struct Case {
     int format;
     PageLayout layout;
     std::vector<int64_t> head_start;
+    std::vector<float> sinks;  // or none
 
     explicit Case(Random &random)
         : kv_heads(random.between(1, 3)), width(random.between(1, random.between(0, 5) ? 100 : 512)),
@@ -18,6 +19,8 @@ struct Case {
           format(static_cast<int>(random.between(0, FORMATS - 1))),
           layout(random_layout(random, format, kv_heads, width)), head_start{0} {
         for (int64_t j = 0; j < kv_heads; j++) head_start.push_back(head_start.back() + random.between(1, 18));
+        if (random.coin())
+            for (int64_t h = 0; h < heads(); h++) sinks.push_back(3 * random.value());
     }
     int64_t heads() const { return head_start.back(); }
 };
@@ -53,13 +56,13 @@ private:
     }
 };
 
-// Of one query head of one token.
+// Of one query head of one token. `sink`: one more score, or -INFINITY.
 std::vector<double> attend(const Case &c, const float *q, const Sequence &of, int64_t kv_head, int64_t token,
-                           double scale) {
+                           double scale, double sink) {
     const int64_t stop = of.offset + token + 1, start = stop > c.window ? stop - c.window : 0;
     const auto row = [&](int64_t s) { return static_cast<size_t>(kv_head * of.positions + s); };
     std::vector<double> scores, out(static_cast<size_t>(c.width));
-    double highest = -INFINITY, sum = 0;
+    double highest = sink;
     for (int64_t s = start; s < stop; s++) {
         double score = 0;
         for (int64_t i = 0; i < c.width; i++) score += static_cast<double>(q[i]) * of.keys[row(s)][i];
@@ -68,6 +71,7 @@ std::vector<double> attend(const Case &c, const float *q, const Sequence &of, in
         scores.push_back(score);
         highest = fmax(highest, score);
     }
+    double sum = exp(sink - highest);
     for (double &score : scores) sum += score = exp(score - highest);
     for (int64_t s = start; s < stop; s++)
         for (int64_t i = 0; i < c.width; i++) out[i] += scores[s - start] / sum * of.values[row(s)][i];
@@ -80,7 +84,8 @@ void check_sequence(Check &check, const Case &c, const Sequence &of, const Float
         for (int64_t j = 0; j < c.kv_heads; j++)
             for (int64_t h = c.head_start[j]; h < c.head_start[j + 1]; h++) {
                 const int64_t at = ((of.row + t) * c.heads() + h) * c.width;
-                const auto wanted = attend(c, q.data() + at, of, j, t, scale);
+                const double sink = c.sinks.empty() ? -INFINITY : c.sinks[static_cast<size_t>(h)];
+                const auto wanted = attend(c, q.data() + at, of, j, t, scale, sink);
                 for (int64_t i = 0; i < c.width; i++) check.close(y[at + i], wanted[i], 2e-5);
             }
 }
@@ -100,7 +105,8 @@ void check_case(void *handle, Check &check, Random &random) {
     const Floats q = random_floats(random, tokens * c.heads() * c.width);
     Floats y(q.size());
     tpiedge_attention(handle, q.data(), y.data(), &c.layout, spans.data(), static_cast<int64_t>(spans.size()),
-                      c.head_start.data(), c.heads(), c.window, scale, c.cap);
+                      c.head_start.data(), c.heads(), c.window, scale, c.cap,
+                      c.sinks.empty() ? nullptr : c.sinks.data());
     for (const Sequence &of : sequences) check_sequence(check, c, of, q, y, scale);
 }
 

@@ -22,6 +22,7 @@ struct Case {
     int64_t q_heads, k_heads;  // of the matrices
     int64_t first_q, first_k;
     bool factors;
+    bool sunk;
     float cap;
     int64_t exponent;  // of the grid of o
     PageLayout layout;
@@ -34,7 +35,7 @@ struct Case {
           format(static_cast<int>(random.between(0, FORMATS - 1))), norms(random.coin()),
           biased(random.coin()), normed(random.between(0, 3)), projections(3 - random.sometimes(2)),
           value_norm(!random.between(0, 3)), whole(!random.between(0, 2)), factors(random.coin()),
-          cap(random.coin() ? 0.0f : 2.0f), exponent(random.between(-30, 0)),
+          sunk(random.coin()), cap(random.coin() ? 0.0f : 2.0f), exponent(random.between(-30, 0)),
           layout(random_layout(random, format, kv_heads, width)), head_start{0} {
         for (int64_t j = 0; j < kv_heads; j++) head_start.push_back(heads += random.between(1, 4));
         first_q = whole ? random.between(0, 3) : 0;
@@ -97,7 +98,7 @@ private:
 };
 
 struct Parameters {
-    Floats x, norm, q_norm, k_norm, v_norm, cos, sin, factors, q_bias, k_bias, v_bias;
+    Floats x, norm, q_norm, k_norm, v_norm, cos, sin, factors, q_bias, k_bias, v_bias, sinks;
     Panels q, k, v, o;
 
     Parameters(Random &random, const Case &c)
@@ -107,6 +108,7 @@ struct Parameters {
           cos(random_floats(random, c.tokens * c.rotated)), sin(random_floats(random, c.tokens * c.rotated)),
           factors(random_floats(random, c.tokens)), q_bias(random_floats(random, c.q_heads * c.width)),
           k_bias(random_floats(random, c.k_heads * c.width)), v_bias(random_floats(random, c.kv_heads * c.width)),
+          sinks(random_floats(random, c.heads)),
           q(random, 4, c.q_heads * c.width, c.hidden, c.width, false),
           k(random, 8, c.k_heads * c.width, c.hidden, c.width, false),
           v(random, 4, c.kv_heads * c.width, c.hidden, c.width, false),
@@ -170,7 +172,8 @@ Sums by_parts(void *handle, const Case &c, const Parameters &p, float scale, Cac
     Sums y(c.tokens * c.hidden);
     const auto spans = cache.spans(c);
     tpiedge_attention(handle, turned_q.data(), out.data(), &c.layout, spans.data(), static_cast<int64_t>(spans.size()),
-                      c.head_start.data(), c.heads, int64_t{1} << 62, scale, c.cap);
+                      c.head_start.data(), c.heads, int64_t{1} << 62, scale, c.cap,
+                      c.sunk ? p.sinks.data() : nullptr);
     const PanelWeight o = p.o.weight(y.data(), c.exponent);
     complete(tpiedge_panels_contract(handle, out.data(), c.tokens, &o, 1));
     return y;
@@ -183,8 +186,9 @@ Array<uint8_t> pack(const Case &c, const Parameters &p, float scale) {
                                 p.v.weight(nullptr, bias(p.v_bias))},
                                p.o.weight(nullptr, c.exponent), c.projections, c.hidden,
                                c.normed ? p.norm.data() : nullptr, c.heads, c.norms ? p.q_norm.data() : nullptr,
-                               c.norms ? p.k_norm.data() : nullptr, c.value_norm ? p.v_norm.data() : nullptr, c.whole,
-                               c.first_q, c.first_k, c.rotated, c.layout, int64_t{1} << 62, 1e-5f, scale, c.cap};
+                               c.norms ? p.k_norm.data() : nullptr, c.value_norm ? p.v_norm.data() : nullptr,
+                               c.sunk ? p.sinks.data() : nullptr, c.whole, c.first_q, c.first_k, c.rotated, c.layout,
+                               int64_t{1} << 62, 1e-5f, scale, c.cap};
     const int64_t starts_nbytes = static_cast<int64_t>(c.head_start.size() * sizeof(int64_t));
     Array<uint8_t> packed(static_cast<int64_t>(sizeof block) + starts_nbytes);
     memcpy(packed.data(), &block, sizeof block);
@@ -249,9 +253,9 @@ void check_stack(void *handle, Check &check, Random &random) {
     const Strided inputs(random, c.tokens, 2 * inner);
     const Floats end_bias = random_floats(random, c.hidden), end_norm = random_floats(random, c.hidden);
     const bool ended = random.coin();
-    const BlockEnd ends[] = {ended ? BlockEnd{end_bias.data(), end_norm.data(), 1e-5, 0.5, 1} : plain_end(),
-                             ended ? BlockEnd{end_bias.data(), nullptr, 0, 1, 0.75} : plain_end(),
-                             ended ? BlockEnd{nullptr, end_norm.data(), 1e-5, 1, 0.5} : plain_end()};
+    const BlockEnd ends[] = {ended ? BlockEnd{end_bias.data(), end_norm.data(), 1e-5, 0.5, 1, {}} : plain_end(),
+                             ended ? BlockEnd{end_bias.data(), nullptr, 0, 1, 0.75, {}} : plain_end(),
+                             ended ? BlockEnd{nullptr, end_norm.data(), 1e-5, 1, 0.5, {}} : plain_end()};
     Random again = random;
     Cache cache(random, c), own(again, c);
     const auto spans = cache.spans(c), own_spans = own.spans(c);

@@ -203,7 +203,7 @@ inline void complete(int status) {
 }
 
 // The end of a block that only adds.
-inline BlockEnd plain_end() { return BlockEnd{nullptr, nullptr, 0, 1, 1}; }
+inline BlockEnd plain_end() { return BlockEnd{nullptr, nullptr, 0, 1, 1, {}}; }
 
 // The parts. `handle` computes with the instruction set `isa`.
 void check_products(void *handle, const char *isa);

@@ -44,39 +44,55 @@ void spoil(Random &random, Floats &router, int64_t experts, Floats &x, int64_t w
     }
 }
 
+// A router with vectors of its own, some of which it uses.
+struct RandomRouter {
+    Floats matrix, bias, norm, scale;
+    Router router;
+
+    RandomRouter(Random &random, int64_t experts, int64_t width, int64_t chosen)
+        : matrix(random_floats(random, experts * width)), bias(random_floats(random, experts)),
+          norm(random_floats(random, width)), scale(random_floats(random, experts)) {
+        router = {matrix.data(), experts, chosen, random.coin(), pick(random, bias), pick(random, norm), pick(random, scale)};
+    }
+
+private:
+    static const float *pick(Random &random, const Floats &from) { return random.coin() ? from.data() : nullptr; }
+};
+
 struct Routes {
     Floats logits, weights;
     Array<int64_t> ids;
 
-    Routes(void *handle, const Floats &x, const Floats &router, int64_t width, int64_t chosen, bool normalised)
-        : logits(x.size() / width * (router.size() / width)), weights(x.size() / width * chosen),
-          ids(x.size() / width * chosen) {
-        tpiedge_route(handle, x.data(), x.size() / width, width, router.data(), router.size() / width, chosen, normalised,
-                      logits.data(), ids.data(), weights.data());
+    Routes(void *handle, const Floats &x, const Router &router, int64_t width)
+        : logits(x.size() / width * router.experts), weights(x.size() / width * router.chosen),
+          ids(x.size() / width * router.chosen) {
+        tpiedge_route(handle, x.data(), x.size() / width, width, &router, logits.data(), ids.data(), weights.data());
     }
 };
 
 void check_route(void *handle, Check &check, Random &random, int64_t tokens, int64_t experts, int64_t width) {
     const int64_t chosen = random.between(1, experts);
-    const bool normalised = random.coin();
-    Floats x = random_floats(random, tokens * width), router = random_floats(random, experts * width);
-    spoil(random, router, experts, x, width);
-    const Routes found(handle, x, router, width, chosen, normalised);
+    Floats x = random_floats(random, tokens * width);
+    RandomRouter of(random, experts, width, chosen);
+    const Router &router = of.router;
+    spoil(random, of.matrix, experts, x, width);
+    const Routes found(handle, x, router, width);
     check.shape(tokens, experts, width, chosen);
     std::vector<int64_t> ids;
     std::vector<double> weights;
     for (int64_t t = 0; t < tokens; t++) {
         const float *const logits = found.logits.data() + t * experts;
         for (int64_t e = 0; e < experts; e++)
-            check.same(logits[e], logit(x.data() + t * width, router.data() + e * width, width));
-        choose(logits, experts, chosen, normalised, ids, weights);
+            check.same(logits[e], logit(x.data() + t * width, router.weights + e * width, width) +
+                                      (router.bias ? router.bias[e] : 0.0f));
+        choose(logits, experts, chosen, router.normalised, ids, weights);
         for (int64_t i = 0; i < chosen; i++) {
             const float weight = found.weights[t * chosen + i];
             check.equal(found.ids[t * chosen + i], ids[static_cast<size_t>(i)]);
             if (std::isnan(weights[static_cast<size_t>(i)]))
                 check.same(weight, NAN);
             else
-                check.close(weight, weights[static_cast<size_t>(i)], 1e-7);
+                check.close(weight, weights[static_cast<size_t>(i)] * (router.scale ? router.scale[ids[i]] : 1), 3e-7);
         }
     }
 }
@@ -118,6 +134,11 @@ private:
     }
 };
 
+int64_t rounded(float part, int64_t exponent) {
+    const double steps = ldexp(static_cast<double>(part), static_cast<int>(-exponent));
+    return fabs(steps) <= 0x1p46 ? static_cast<int64_t>(nearbyint(steps)) : NO_SUM;
+}
+
 void add(int64_t &sum, int64_t part) { sum = sum == NO_SUM || part == NO_SUM ? NO_SUM : sum + part; }
 
 void check_block(void *handle, Check &check, Random &random, int64_t tokens, int64_t experts, int64_t columns,
@@ -125,20 +146,30 @@ void check_block(void *handle, Check &check, Random &random, int64_t tokens, int
     const int64_t outputs = random.between(1, 50), exponent = random.between(-30, 0);
     const int64_t most = std::min<int64_t>(experts, 4), chosen = tokens > 20 ? most : random.between(1, most);
     const Mixture mixture(random, experts, hidden, outputs, columns, random.between(1, 70));
-    const bool normalised = random.coin(), normed = random.coin();
-    const Floats norm = random_floats(random, hidden);
-    Floats x = random_floats(random, tokens * hidden), router = random_floats(random, experts * hidden);
-    spoil(random, router, experts, x, hidden);
-    Floats rows(x.size()), gate(columns), up(columns), scratch(x.size());
-    memcpy(rows.data(), x.data(), static_cast<size_t>(x.size()) * sizeof(float));
-    if (normed) tpiedge_rms_norm(handle, x.data(), rows.data(), hidden, 0, tokens, 1, hidden, norm.data(), 1e-5f);
-    const Routes routes(handle, rows, router, hidden, chosen, normalised);
-    const int64_t activation = random.between(0, 2);
+    const bool normed = random.coin(), biased = random.coin(), ends_biased = random.coin();
+    const Floats norm = random_floats(random, hidden), down_bias = random_floats(random, experts * outputs);
+    const Floats gate_bias = random_floats(random, experts * columns), up_bias = random_floats(random, experts * columns);
+    Floats x = random_floats(random, tokens * hidden);
+    RandomRouter of(random, experts, hidden, chosen);
+    spoil(random, of.matrix, experts, x, hidden);
+    Floats rows(x.size()), own_rows(x.size()), gate(columns), up(columns), scratch(x.size());
+    const auto norm_rows = [&](const float *weight, Floats &to) {
+        memcpy(to.data(), x.data(), static_cast<size_t>(x.size()) * sizeof(float));
+        if (weight) tpiedge_rms_norm(handle, x.data(), to.data(), hidden, 0, tokens, 1, hidden, weight, 1e-5f);
+    };
+    norm_rows(normed ? norm.data() : nullptr, rows);
+    norm_rows(of.router.norm, own_rows);
+    const Routes routes(handle, of.router.norm ? own_rows : rows, of.router, hidden);
+    const int64_t activation = random.between(0, 3);
     Array<int64_t> wanted(tokens * outputs), part(outputs), y(tokens * outputs);
     for (int64_t i = 0; i < tokens * chosen; i++) {
         const int64_t token = i / chosen, expert = routes.ids[i];
         const PanelWeight inner[] = {mixture.weight(0, expert, 0, gate.data()), mixture.weight(1, expert, 0, up.data())};
         complete(tpiedge_panels_project(handle, rows.data() + token * hidden, 1, inner, 2));
+        for (int64_t c = 0; biased && c < columns; c++) {
+            gate[c] += gate_bias[expert * columns + c];
+            up[c] += up_bias[expert * columns + c];
+        }
         tpiedge_activate(handle, gate.data(), up.data(), gate.data(), columns, activation);
         for (float &value : gate) value *= routes.weights[i];
         const PanelWeight down = mixture.weight(2, expert, exponent, part.data());
@@ -147,24 +178,57 @@ void check_block(void *handle, Check &check, Random &random, int64_t tokens, int
             int64_t &sum = wanted[token * outputs + o];
             if (i % chosen == 0) sum = 0;
             add(sum, part[o]);
+            if (ends_biased) add(sum, rounded(routes.weights[i] * down_bias[expert * outputs + o], exponent));
         }
     }
-    const PanelExperts block{mixture.weight(0, 0), mixture.weight(1, 0), mixture.weight(2, 0, exponent), experts,
-                             mixture.expert_nbytes, chosen, normalised, router.data(), normed ? norm.data() : nullptr,
-                             1e-5, activation};
+    const PanelExperts block{mixture.weight(0, 0), mixture.weight(1, 0), mixture.weight(2, 0, exponent), of.router,
+                             mixture.expert_nbytes, biased ? gate_bias.data() : nullptr, biased ? up_bias.data() : nullptr,
+                             ends_biased ? down_bias.data() : nullptr, normed ? norm.data() : nullptr, 1e-5, activation};
     check.shape(tokens, experts, hidden, columns);
-    complete(tpiedge_panels_experts(handle, &block, x.data(), y.data(), tokens, scratch.data(), 1));
+    Array<int64_t> ids(tokens * chosen);
+    complete(tpiedge_panels_experts(handle, &block, x.data(), y.data(), ids.data(), tokens, scratch.data(), 1));
+    for (int64_t i = 0; i < ids.size(); i++) check.equal(ids[i], routes.ids[i]);
     for (int64_t i = 0; i < y.size(); i++) check.equal(y[i], wanted[i]);
     Array<int32_t> narrow(tokens * outputs);
-    if (tpiedge_panels_experts(handle, &block, x.data(), narrow.data(), tokens, scratch.data(), 0) != tpiedge::TOO_LARGE)
+    if (tpiedge_panels_experts(handle, &block, x.data(), narrow.data(), nullptr, tokens, scratch.data(), 0) != tpiedge::TOO_LARGE)
         for (int64_t i = 0; i < y.size(); i++) check.agree(narrow[i], wanted[i]);
+}
+
+// An FFN and experts side by side in a call for a stack, against their own calls and the end of two sums.
+void check_pair(void *handle, Check &check, Random &random) {
+    const int64_t tokens = random.between(1, 9), hidden = random.between(1, 60), columns = random.between(1, 100);
+    const int64_t experts = random.between(1, 6), inner = random.between(1, 60), exponent = random.between(-30, 0);
+    const Mixture mixture(random, experts, hidden, hidden, columns, random.between(1, 70));
+    RandomRouter of(random, experts, hidden, random.between(1, std::min<int64_t>(experts, 4)));
+    Panels gate(random, 4, inner, hidden, inner, false), up(random, 8, inner, hidden, inner, false);
+    Panels down(random, 4, inner, hidden, inner, true);
+    for (Panels *matrix : {&gate, &up, &down}) matrix->tame();
+    const Floats norm = random_floats(random, hidden), end_norm = random_floats(random, hidden);
+    const Floats first = random_floats(random, hidden), second = random_floats(random, hidden);
+    const PanelFFN ffn{gate.weight(nullptr), up.weight(nullptr), down.weight(nullptr, exponent), norm.data(), 1e-5, 0};
+    const PanelExperts mixed{mixture.weight(0, 0), mixture.weight(1, 0), mixture.weight(2, 0, exponent), of.router,
+                             mixture.expert_nbytes, nullptr, nullptr, nullptr, norm.data(), 1e-5, 1};
+    const BlockEnd end{nullptr, random.coin() ? end_norm.data() : nullptr, 1e-5, 0.5, 0.75, {first.data(), second.data()}};
+    Floats x = random_floats(random, tokens * hidden), wanted(x.size());
+    memcpy(wanted.data(), x.data(), static_cast<size_t>(x.size()) * sizeof(float));
+    Array<int64_t> sums(2 * x.size());
+    Floats scratch(tokens * (4 * hidden + 2 * inner));
+    complete(tpiedge_panels_ffn(handle, &ffn, x.data(), nullptr, 0, sums.data(), tokens, scratch.data(), 1));
+    complete(tpiedge_panels_experts(handle, &mixed, x.data(), sums.data() + x.size(), nullptr, tokens, scratch.data(), 1));
+    tpiedge_add_sums(handle, wanted.data(), sums.data(), tokens, hidden, exponent, tpiedge::INT64_SUMS, &end, scratch.data());
+    const Span span{tokens, 0, nullptr, 0};
+    const PanelBlock block{nullptr, &ffn, &mixed, 0, end};
+    double seconds[2];
+    complete(tpiedge_panels_stack(handle, &block, 1, x.data(), &span, 1, nullptr, nullptr, 0, scratch.data(), seconds));
+    check.shape(tokens, experts, hidden, columns);
+    for (int64_t i = 0; i < x.size(); i++) check.same(x[i], wanted[i]);
 }
 
 }  // namespace
 
 void check_experts(void *handle, const char *isa) {
     Random random(12);
-    Check router("route", isa), block("panels_experts", isa);
+    Check router("route", isa), block("panels_experts", isa), pair("panels_stack", isa);
     for (int i = 0; i < 60; i++) {
         const int64_t tokens = random.between(1, 40), experts = random.between(1, 40), width = random.between(1, 200);
         check_route(handle, router, random, tokens, experts, width);
@@ -175,6 +239,7 @@ void check_experts(void *handle, const char *isa) {
         const int64_t tokens = random.between(1, 20), experts = random.between(1, 9), columns = random.between(1, 150);
         check_block(handle, block, random, tokens, experts, columns, random.between(1, 90));
     }
+    for (int i = 0; i < 20; i++) check_pair(handle, pair, random);
     check_block(handle, block, random, 300, 1, 70, 40);  // more rows than an expert has at once
     check_block(handle, block, random, 90, 5, 3000, 8);  // and than a batch has
 }

@@ -46,7 +46,7 @@ struct Layer {
         attention = {{{q.weight(nullptr, q_bias.data()), k.weight(nullptr, k_bias.data()),
                        v.weight(nullptr, v_bias.data())},
                       o.weight(nullptr, -16 - finer), 3, HIDDEN, norm.data(), HEADS, q_norm.data(), k_norm.data(),
-                      nullptr, 0, 0, 0, WIDTH, layout, int64_t{50}, 1e-5, 0.15625, 0},
+                      nullptr, nullptr, 0, 0, 0, WIDTH, layout, int64_t{50}, 1e-5, 0.15625, 0},
                      {0, 3, HEADS}};
     }
     PanelBlock first() { return PanelBlock{&attention.block, nullptr, nullptr, 0, plain_end()}; }

@@ -33,13 +33,14 @@ _NAMES = {
     "self_attn.qkv_proj": "attn_qkv",
     "mlp.gate_up_proj": "ffn_up",
     "mlp.gate": "ffn_gate_inp",
+    "mlp.router": "ffn_gate_inp",
     "block_sparse_moe.gate": "ffn_gate_inp",
 }
-_ARCHITECTURES = {"olmo3": "olmo2", "mixtral": "llama", "qwen3_moe": "qwen3moe"}
+_ARCHITECTURES = {"olmo3": "olmo2", "mixtral": "llama", "qwen3_moe": "qwen3moe", "gpt_oss": "gpt-oss"}
 _EXPERT = re.compile(r"model\.layers\.(\d+)\.\w+\.experts\.(\d+)\.(\w+)\.weight")
 _PARTS = {"w1": "gate", "w2": "down", "w3": "up"}
 #: Beside _NAMES: names in files of an architecture.
-_OWN_NAMES = {"olmo2": {"post_attention_layernorm": "post_attention_norm"}}
+_OWN_NAMES = {name: {"post_attention_layernorm": "post_attention_norm"} for name in ("olmo2", "gpt-oss")}
 
 
 def write_gguf_of(
@@ -62,6 +63,9 @@ def write_gguf_of(
             layer, expert, matrix = found.groups()
             part = _PARTS.get(matrix, matrix.removesuffix("_proj"))
             experts.setdefault(f"blk.{layer}.ffn_{part}_exps.weight", {})[int(expert)] = values
+            continue
+        if name == "gpt-oss" and (own := dict(_of_gpt_oss(source, values))):
+            tensors |= own
             continue
         paired = name == "llama" and ("q_proj" in source or "k_proj" in source)
         tensors[_gguf_name(source, name)] = (
@@ -125,11 +129,32 @@ def _metadata(config: dict[str, Any], head_dim: int) -> dict[str, Any]:
             "rope.scaling.type": "yarn",
             "rope.scaling.factor": full["factor"],
             "rope.scaling.original_context_length": full["original_max_position_embeddings"],
-            "rope.scaling.yarn_attn_factor": full["attention_factor"],
             "rope.scaling.yarn_beta_fast": full["beta_fast"],
             "rope.scaling.yarn_beta_slow": full["beta_slow"],
         }
+        if factor := full.get("attention_factor"):
+            found["rope.scaling.yarn_attn_factor"] = factor
+    if config["model_type"] == "gpt_oss":
+        found |= {
+            "attention.sliding_window": config["sliding_window"],
+            "expert_feed_forward_length": config["intermediate_size"],
+        }
     return found
+
+
+def _of_gpt_oss(source: str, values: Array) -> Iterator[tuple[str, Array]]:
+    """Yields the tensors of a file that have the numbers of one that gpt-oss has in another form."""
+    layer, _, name = source.removeprefix("model.layers.").partition(".")
+    if name == "self_attn.sinks":
+        yield f"blk.{layer}.attn_sinks.weight", values
+    if not name.startswith("mlp.experts."):
+        return
+    name = name.removeprefix("mlp.experts.")
+    kind = "bias" if name.endswith("_bias") else "weight"
+    rows = values if kind == "bias" else values.swapaxes(1, 2)
+    turns = {"gate": rows[:, 0::2], "up": rows[:, 1::2]} if name.startswith("gate_up") else {"down": rows}
+    for part, own in turns.items():
+        yield f"blk.{layer}.ffn_{part}_exps.{kind}", np.ascontiguousarray(own)
 
 
 def _apart(

@@ -1,4 +1,5 @@
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -54,7 +55,12 @@ def test_model_is_pulled_run_listed_and_removed(
     listed = json.loads(here("ls", "--json", "--all").out)
     assert [model["model"] for model in listed["models"]] == [NAME]
     assert NAME in [pack["model"] for pack in listed["packs"]]
-    assert "llama2-70b" in [alias["name"] for alias in listed["aliases"]]
+    aliases = {alias["name"]: alias for alias in listed["aliases"]}
+    assert "llama2-70b" in aliases
+    assert aliases["llama2-70b"]["expert_bytes"] == 0
+    mixture = aliases["qwen3-30b-a3b"]
+    assert 10 * mixture["token_bytes"] > mixture["expert_bytes"] > 8 * mixture["token_bytes"]
+    assert mixture["expert_bytes"] < mixture["nbytes"] < mixture["memory_bytes"]
     shown = json.loads(here("show", NAME, "--json").out)
     assert (shown["num_layers"], shown["hidden_size"], len(shown["packs"])) == (3, 64, 1)
     (pack,) = [pack for pack in listed["packs"] if pack["model"] == NAME]
@@ -123,8 +129,15 @@ def test_aliases_are_listed_with_size_licence_and_gate_until_they_are_pulled(
         (found,) = [line for line in here("list", "--all").out.splitlines() if line.startswith(f"{name} ")]
         return found
 
-    assert line("llama3.2-1b").split(maxsplit=4)[1:] == ["Q8_0", "1.3", "GB", "to pull, llama3.2"]
-    assert line("llama2-7b").split(maxsplit=4)[1:] == ["checkpoint", "13.5", "GB", "to pull, llama2, gated"]
+    def cells(name: str) -> list[str]:
+        return re.split(" {2,}", line(name))[1:]
+
+    assert cells("llama3.2-1b") == ["Q8_0", "1.3 GB", "1.3 GB", "1.8 GB", "to pull, llama3.2"]
+    assert cells("llama2-7b") == ["checkpoint", "13.5 GB", "13.2 GB", "15.7 GB", "to pull, llama2, gated"]
+    experts = ["Q4_K_M", "17.2 GB", "1.8 GB", "17.8 GB, no disk", "to pull, apache-2.0"]
+    assert cells("qwen3-30b-a3b") == experts
+    assert cells("gpt-oss-20b")[:2] == ["checkpoint", "13.2 GB"]
+    assert "4096 tokens of context" in here("ls", "--all").out
     assert "not on this computer: tpiedge pull llama3.2:1b (1.3 GB)" in here("show", "llama3.2:1b").out
     hub.repos["Qwen/Qwen3-0.6B-GGUF"] = hub.repos[GGUF]
     assert here("pull", "qwen3:0.6b").status == 0

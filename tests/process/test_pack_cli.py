@@ -107,7 +107,8 @@ UNUSED = (
 
 
 @pytest.mark.parametrize(
-    ("name", "notes"), [("mistral3", []), ("gemma4-wrapped", [UNUSED]), ("gemma4-unused-keys", [UNUSED])]
+    ("name", "notes"),
+    [("mistral3", []), ("gemma4-a4b", []), ("gemma4-wrapped", [UNUSED]), ("gemma4-unused-keys", [UNUSED])],
 )
 def test_the_text_of_a_model_with_more_is_unpacked_as_a_model_of_text(
     here, references, tmp_path, name, notes

@@ -82,6 +82,15 @@ _GEMMA4 = _numbers(
     layer_types=_types("sfsssf"),
     **_by_type(_PROPORTIONAL, {"rope_theta": 1000.0}),
 )
+#: An expert has three tiles of 64 columns and a short one; the FFN beside it has three tiles of 128.
+_GEMMA4_A4B = _GEMMA4 | {
+    "enable_moe_block": True,
+    "num_experts": 7,
+    "top_k_experts": 3,
+    "moe_intermediate_size": 200,
+    "num_hidden_layers": 4,
+    "layer_types": _types("sfsf"),
+}
 #: Sliding layers 4 and 5 use the keys of layer 3, and full layer 6 those of layer 2.
 _GEMMA4_E2B = _GEMMA4 | {
     "num_hidden_layers": 7,
@@ -161,6 +170,20 @@ _QWEN3_MOE = _numbers(
 )
 _OLMOE = _numbers("olmoe", 72, 6, 3, 136, 3, num_experts=6, num_experts_per_tok=2, norm_topk_prob=False)
 _MIXTRAL = _numbers("mixtral", 64, 4, 2, 150, 3, num_local_experts=4, num_experts_per_tok=2)
+#: An expert has two tiles of 64 columns and a short one; rows are whole groups of MXFP4.
+_GPT_OSS = _numbers(
+    "gpt_oss",
+    96,
+    6,
+    3,
+    160,
+    4,
+    head_dim=16,
+    num_local_experts=5,
+    num_experts_per_tok=2,
+    sliding_window=6,
+    rope_parameters={**_YARN, "truncate": False},
+)
 
 _SIGLIP = {
     "model_type": "siglip_vision_model",
@@ -221,6 +244,7 @@ FAMILIES: tuple[Case, ...] = (
         seed=1,
         written={"num_kv_shared_layers": 3},
     ),
+    Case("gemma4-a4b", _GEMMA4_A4B | _TIED, seed=5, dtype="bf16", written=_published(_GEMMA4_A4B)),
     Case("gemma4-unified", _GEMMA4 | _TIED | {"model_type": "gemma4_unified_text"}, seed=3),
     Case("ministral3", _MINISTRAL3, seed=2, dtype="bf16", prompt_length=56),
     Case("ministral", _MINISTRAL, seed=0),
@@ -248,6 +272,7 @@ FAMILIES: tuple[Case, ...] = (
     ),
     Case("olmoe", _OLMOE, seed=0, dtype="bf16"),
     Case("mixtral", _MIXTRAL, seed=2, dtype="bf16"),
+    Case("gpt-oss", _GPT_OSS, seed=0, dtype="bf16", prompt_length=40),
     Case("gemma3-wrapped", _wrapped("gemma3", _GEMMA3 | _TIED, vision_config=_SIGLIP), seed=3),
     Case("gemma4-wrapped", _wrapped("gemma4", _GEMMA4_E2B | _TIED, vision_config=_GEMMA4_VISION), seed=15),
     Case(
@@ -316,6 +341,7 @@ _CHANGES: dict[str, tuple[Config, ...]] = {
     "gemma3-wrapped": (_NO_WINDOW,),
     "gemma4": _GEMMA4_CHANGES,
     "gemma4-e2b": _GEMMA4_CHANGES,
+    "gemma4-a4b": (_EPS, {"top_k_experts": 2}, {"enable_moe_block": False}),
     "gemma4-unused-keys": ({"num_kv_shared_layers": 0}, {"num_kv_shared_layers": 1}),
     "gemma4-unified": (_NO_WINDOW, _UNCAPPED),
     "gemma4-wrapped": (_NO_WINDOW,),
@@ -346,6 +372,16 @@ _CHANGES: dict[str, tuple[Config, ...]] = {
     "qwen3-moe-plain": ({"norm_topk_prob": True}, {"num_experts_per_tok": 1}),
     "olmoe": (_EPS, {"norm_topk_prob": True}, {"num_experts_per_tok": 1}),
     "mixtral": (_EPS, {"sliding_window": 6}, {"num_experts_per_tok": 1}),
+    "gpt-oss": (
+        _EPS,
+        _NO_WINDOW,
+        {"layer_types": _types("sffs")},
+        {"num_experts_per_tok": 1},
+        {"swiglu_limit": 100.0},
+        {"swiglu_alpha": 1.0},
+        {"rope_parameters": _YARN},
+        {"rope_parameters": {**_YARN, "truncate": False, "attention_factor": 1.0}},
+    ),
     "phi4-mini-long": (
         _longrope(long_factor=_LONGROPE["short_factor"]),
         _longrope(attention_factor=1.0),

@@ -107,16 +107,21 @@ def _draw_parameters(model: "PreTrainedModel", seed: int) -> None:
     keep a tied model from repeating tokens.
     """
     generator = torch.Generator().manual_seed(seed)
+    has_sinks = any(name.endswith("sinks") for name, _ in model.named_parameters())
     ends_in_norms = any("pre_feedforward" in name for name, _ in model.named_parameters())
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)
-        if name.endswith("bias"):
+        if name.endswith("sinks"):
+            values = noise
+        elif name.endswith("bias"):
             values = 0.3 * noise
         elif "norm" in name or parameter.ndim == 1:  # begins as ones, or as zeros where 1 is added
             values = parameter.detach() + 0.25 * noise.clamp(-2, 2)
             values += 2.0 if ends_in_norms and ".post_" in name else 0.0
+            values *= len(values) ** 0.5 if name.endswith("router.scale") else 1.0
         else:
             gain = 1.0 if any(part in name for part in ("v_proj", "gate_proj", "up_proj")) else 2.0
+            gain *= 4.0 if has_sinks and "gate_up_proj" in name else 1.0  # what limits gpt-oss's activations
             values = gain * noise / parameter.shape[1] ** 0.5
         with torch.no_grad():
             parameter.copy_(values)

@@ -50,7 +50,9 @@ SIZES: Final[Mapping[str, tuple[int, int]]] = {
     # And for experts: their storage, memory, plans, families and kernels.
     # And for pages on disk, and for disks that hang.
     # And for answers in Harmony's format.
-    "loaded by master, worker and node": (46160, 274),
+    # And for preambles, the order of use, parked pages of other masters, and how answers were resumed.
+    # And for gpt-oss and Gemma 4 with experts, and the digest of chosen experts.
+    "loaded by master, worker and node": (46930, 274),
     # 850 lines are the fakes that were a package of tpiedge.
     # And tests of the first day: installing, services, names of models, keys, links, formulas, saved conversations.
     # And of turns of models: stories, a simulation with several models, and real processes.
@@ -63,7 +65,9 @@ SIZES: Final[Mapping[str, tuple[int, int]]] = {
     # And for pages on disk: schedules of the pure machine, of clusters that change and lose nodes, and of consent.
     # And for experts: tiny mixtures beside transformers, packs, memory, plans and GGUF files of them.
     # And for answers in Harmony's format, in tokens, templates, grammars and every API.
-    "tests": (72780, 560),
+    # And for preambles, the order of use and the space of pages on disk.
+    # And for gpt-oss and Gemma 4 with experts, and nodes that choose other experts.
+    "tests": (74430, 566),
     # Raised for the check of words in docstrings and comments, and for diagrams that are made from the code.
     # And for `make setup` and `make uninstall`, which run on the bare interpreter.
     # And for docs/files.md, a Q4_K_M file for llama.cpp and tpiedge, and agreement with its logits.
@@ -71,7 +75,8 @@ SIZES: Final[Mapping[str, tuple[int, int]]] = {
     # And for a chat over several nodes beside transformers, and random files of Gemma 3 and Phi-4-mini.
     # And for an abusing worker that answers about page files unasked.
     # And for faults of page files and their disks.
-    "tools": (15130, 145),
+    # And for shapes with experts beside llama.cpp, predictions of speed, and a mixture in the nemesis.
+    "tools": (15400, 146),
     # Raised for the first day, in api, cli, host, local and model.
     # And for turns of models, in api, cli, local and master; and words that docstrings lacked.
     # And for kept formats, in kernels, pack, model, planner and cli.
@@ -83,29 +88,37 @@ SIZES: Final[Mapping[str, tuple[int, int]]] = {
     # And for pages that go to disk and come back: what decides it, and what moves them.
     # And for experts, in pack, model, planner, memory, engine and kernels.
     # And for answers in Harmony's format.
-    "tpiedge": (60800, 365),
+    # And for preambles, the order of use and the space of pages on disk, and how answers were resumed.
+    # And for gpt-oss and Gemma 4 with experts, and the digest of chosen experts.
+    "tpiedge": (61810, 366),
     "tpiedge, modules of its own": (630, 10),
     "tpiedge.answers": (720, 4),
     # Raised for the deadline of TLS handshakes.
     # Also for /docs, links with the admin key, files for other machines, and refusals in words. And for keep_alive,
     # lists of several models, and the choice among them.
     # And for `reasoning_effort`, and grammars with headers of Harmony's messages.
-    "tpiedge.api": (7020, 36),
+    # And for the length of what chats with the same system prompt share.
+    # And for the length of what chats with the same system prompt share.
+    "tpiedge.api": (7040, 36),
     # Raised for services, pulls, keys, the chat's history, and tables that fit a terminal. And for `tpiedge use`,
     # and a prompt as an argument.
     # And for what imports keep and round.
     # And for --chat-template.
     # And for `tpiedge cache` and its flags.
     # And for reasoning in messages, which `tpiedge run` shows.
-    "tpiedge.cli": (6050, 34),
-    "tpiedge.collectives": (1010, 8),
+    # And for what a model needs, in `tpiedge ls --all`.
+    "tpiedge.cli": (6080, 34),
+    # Raised for the digest of chosen experts.
+    "tpiedge.collectives": (1040, 8),
     "tpiedge.doctor": (420, 3),
     # Raised for rotations, norms, factors and KV heads that differ from layer to layer.
     # And for inputs per layer, and sequences that outgrow the context of their rotation.
     # And for pages that go to disk and come back, in place of snapshots.
     # And for blocks of experts.
     # And for pages that go to disk and come back, in place of snapshots. And for disks that hang.
-    "tpiedge.engine": (4260, 18),
+    # And for ends of preambles, and the order in which pages on disk are used.
+    # And for layers with an FFN and experts, biases, sinks, and costs of experts.
+    "tpiedge.engine": (4420, 18),
     # Raised for messages to systemd.
     # And for the secret of kept context.
     "tpiedge.host": (960, 8),
@@ -114,14 +127,16 @@ SIZES: Final[Mapping[str, tuple[int, int]]] = {
     # Raised for GELU, soft caps, ends of blocks, values that are keys, and norms over all heads.
     # Raised for FFNs that take inputs in place of up.
     # Raised for routers and experts.
-    "tpiedge.kernels": (2610, 17),
+    # And for biases and norms of routers, two sums of a block, and sinks.
+    "tpiedge.kernels": (2770, 17),
     # Raised for caches of unlike layers.
     # And for sealed pages on disk.
     # And for counting and deleting page files.
     # And for keys of names, and names of pages that are not full.
-    "tpiedge.kv": (730, 6),
+    # And for parked pages of other masters, and reads that fail for a moment.
+    "tpiedge.kv": (760, 6),
     # Raised for `bench kernels` of mixtures.
-    "tpiedge.lab": (8840, 47),
+    "tpiedge.lab": (8850, 47),
     # Raised, as is the row of node, for the fork server: a new epoch imports nothing, and a machine has what was
     # imported in memory once.
     "tpiedge.launch": (660, 5),
@@ -132,7 +147,8 @@ SIZES: Final[Mapping[str, tuple[int, int]]] = {
     "tpiedge.local": (1780, 9),
     # Raised for turns of models, and weights that leave memory.
     # And for the keys of pages, and which machines keep them.
-    "tpiedge.master": (4290, 23),
+    # And for how resumed answers got their KV cache.
+    "tpiedge.master": (4310, 23),
     # Raised for matrices that every node has whole.
     # And for the queue of weights and KV pages, whose order is a pure file of its own.
     # And for experts, which are always pinned.
@@ -143,7 +159,8 @@ SIZES: Final[Mapping[str, tuple[int, int]]] = {
     # And for Gemma 2 and 4, and GGUF files of Gemma 4 and OLMo.
     # And for three families with experts, and their stacked tensors in checkpoints and GGUF files.
     # And for Harmony's messages, and templates that show one call of a message.
-    "tpiedge.model": (7050, 48),
+    # And for gpt-oss, Gemma 4 with experts, and checkpoints with experts in one tensor.
+    "tpiedge.model": (7420, 49),
     # Raised for counters of KV pages, as is the row of wire.
     # And for a node's stores of pages.
     "tpiedge.node": (1210, 8),
@@ -151,13 +168,14 @@ SIZES: Final[Mapping[str, tuple[int, int]]] = {
     # And for matrices that are some rows of a tensor, and norms to which files have added 1.
     # And for grids of every row-parallel matrix, and tables of inputs per layer.
     # And for experts, which are stored expert after expert, unit after unit.
-    "tpiedge.pack": (3650, 18),
+    # And for columns of tensors, and MXFP4 in checkpoints.
+    "tpiedge.pack": (3810, 18),
     # Raised for what makes plans quick enough to need no thread of their own: the times of fractions are computed.
     # And for sizes of layers that differ.
     # Raised for layers of unlike shapes.
     # And for machines that give disk space to KV pages.
     # And for a third axis, and bytes that a token needs of those that memory holds.
-    "tpiedge.planner": (1480, 9),
+    "tpiedge.planner": (1490, 9),
     "tpiedge.shipping": (550, 4),
     "tpiedge.tracing": (300, 3),
     "tpiedge.transport": (2030, 13),
@@ -176,7 +194,9 @@ COUNTS: Final[Mapping[str, int]] = {
     # And for pages on disk: who decides, who moves them, and whose they are.
     # Raised for turns of models.
     # And for how packs store experts.
-    "numbered laws": 92,
+    # And for the order in which pages on disk are used.
+    # And for costs of experts.
+    "numbered laws": 94,
     # Raised for the life of a link, lengths of `bench speed`, limits of split files, and the length of a turn.
     # And for limits of inputs per layer, and lengths of a seal.
     # And for limits of inputs per layer, and the deadline of waits for a disk's jobs.
@@ -185,15 +205,19 @@ COUNTS: Final[Mapping[str, int]] = {
     # And for limits and times of moves of pages.
     # And for limits, tiles and samples of experts.
     # And for limits and times of moves of pages, of late ones too.
-    "numbers that modules name": 557,
+    # And for costs and memory of experts.
+    "numbers that modules name": 564,
     # Raised for what a model of a running master needs.
     # And for the disk of the batcher.
     # And for a block of experts, by products and as one call.
-    "functions with more than 5 parameters": 46,
+    # And for the pages that an order depends on.
+    # And for blocks with an FFN and experts.
+    "functions with more than 5 parameters": 48,
     # Raised by what a layer's attention and a family have.
     # And for orders of pages.
     # And by one native call for experts.
-    "classes with more than 8 attributes": 95,
+    # And for blocks with experts.
+    "classes with more than 8 attributes": 97,
     "private names of libraries": 0,
     # Raised for turns of models, and for verbs, units and results that readers missed.
     # Raised for families, layers that differ, and what kernels may leave out.
@@ -205,7 +229,9 @@ COUNTS: Final[Mapping[str, int]] = {
     # And for experts.
     # And for pages on disk, and for disks that hang.
     # And for answers in Harmony's format.
-    "words of docstrings": 46720,
+    # And for the order and space of pages on disk.
+    # And for gpt-oss and Gemma 4 with experts.
+    "words of docstrings": 47710,
 }
 
 

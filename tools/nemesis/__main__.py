@@ -60,7 +60,17 @@ from tools.nemesis.holdings import held, left_over, moved_pages, parked_files, r
 from tools.nemesis.nemesis import Nemesis
 from tools.nemesis.readers import PROMPT_TOKENS, Readers, answer, prefill_s, questions
 from tools.nemesis.scene import Scene, Seconds
-from tools.nemesis.stage import KINDS, PAGED, RECORDED, Stage, calling_model, set_up, why_not
+from tools.nemesis.stage import (
+    KINDS,
+    MIXTURE,
+    PAGED,
+    RECORDED,
+    Stage,
+    calling_model,
+    mixture,
+    set_up,
+    why_not,
+)
 from tools.streaming import connection
 
 _INTERRUPTED = 130
@@ -121,6 +131,7 @@ def _break(folder: Path, kinds: Sequence[str], options: argparse.Namespace) -> d
     sizes = ("--context", _CONTEXT, "--kv-tokens", _CONTEXT * together)
     journal = ("--journal",) if RECORDED.intersection(kinds) else ()
     model = calling_model(folder) if options.forms else options.model
+    model = mixture(folder) if model == MIXTURE else model
     record: dict[str, Any] | None = None
     try:
         with set_up(folder, kinds, names, model, (*flags, *sizes, *journal)) as stage:
@@ -218,7 +229,7 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("model", nargs="?", default="demo", help="[default: demo]")
+    parser.add_argument("model", nargs="?", default="demo", help="or mixture, with experts [default: demo]")
     parser.add_argument("--tokens", type=int, default=300, help="of an answer [default: 300]")
     span = parser.add_mutually_exclusive_group()
     span.add_argument("--kills", type=int, default=_KILLS, help="faults [default: 100]")

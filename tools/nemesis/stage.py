@@ -2,6 +2,7 @@
 as that is possible here and wanted."""
 
 import contextlib
+import json
 import os
 import shutil
 from collections.abc import Collection, Iterator, Sequence
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.mixtures import VALUES
 from tests.process.network.cluster import NetworkCluster
 from tests.process.network.namespaces import MASTER, Namespaces, why_impossible
 from tests.process.serving.disks import FailingDisk, NoDisk, mounted_disk
@@ -16,6 +18,7 @@ from tests.process.serving.machines import Worker
 from tests.process.serving.serving import Serving
 from tests.process.serving.test_structured import OPENER, RARE, TEMPLATE
 from tests.process.serving.wall_clock import WallClock, build_shim, why_no_shim
+from tools.make_checkpoint import Progress, write_weights
 from tpiedge.errors import UserError
 from tpiedge.host.private_file import PAGES
 from tpiedge.kv.page_folder import KEPT, PARKED
@@ -28,6 +31,8 @@ KINDS = (
 )
 #: What a master that records its answers goes on after.
 RECORDED = frozenset(("master", "readers", "pages"))
+#: The name of a model with experts, which is made anew.
+MIXTURE = "mixture"
 #: With these, pages of the KV cache are kept and parked on disk.
 PAGED = frozenset(("pages", "page-disks"))
 #: What each machine gives for kept and parked pages, in bytes. The demo's answers leave more pages than may be kept.
@@ -67,6 +72,15 @@ def calling_model(folder: Path) -> str:
     (model / "chat_template.jinja").write_text(TEMPLATE.replace(RARE, "<|user|>"))
     tokenizer = model / "tokenizer.json"
     tokenizer.write_text(tokenizer.read_text().replace(RARE, OPENER))
+    return str(model)
+
+
+def mixture(folder: Path) -> str:
+    """A random model with experts below `folder`, with the demo's tokenizer."""
+    model, config = folder / MIXTURE, {**VALUES, "vocab_size": 2048, "max_position_embeddings": 2048}
+    shutil.copytree(resolve_model(DEMO), model)
+    (model / "config.json").write_text(json.dumps(config))
+    write_weights(model, config, "bf16", 1, 1 << 30, Progress(1 << 30))
     return str(model)
 
 

@@ -1,4 +1,5 @@
-"""llama.cpp against tpiedge with equal bits and threads, in alternation; all weights are in memory.
+"""llama.cpp against tpiedge with equal bits and threads, in alternation; all weights are in memory, of both at once or
+else of one.
 
 On one machine, or on two of a testbed: two nodes of tpiedge, each with a part of every layer, and llama.cpp with half
 of its layers on the other machine.
@@ -11,8 +12,8 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -30,8 +31,9 @@ from tpiedge.local.layout import Devices, Layout, plan_cluster
 from tpiedge.local.prepare import PreparedModel, prepare
 from tpiedge.wire.fields import WirePrecision
 
+from .disk import fit_together, forget, remember
 from .install import VERSIONS, build_llama, checked
-from .models import SHAPES, TPIEDGE
+from .models import MIXTURES, SHAPES, TPIEDGE, random_pack
 from .random_gguf import write_random_gguf
 from .record import printed
 from .rpc_server import rpc_server
@@ -51,9 +53,12 @@ _REQUIRED = {
 }
 """Precision -> kind of speed -> the least ratio to llama.cpp's."""
 _REQUIRED_OF_FAMILIES = dict.fromkeys(("gemma3-1b", "phi4-mini", "gemma4-e2b"), _bounds(1.7, 1.0))
+_REQUIRED_OF_FAMILIES |= dict.fromkeys(MIXTURES, _bounds(2.0, 1.0))
 """Shape -> the same, for families other than Llama, in any precision."""
 _OF_BANDWIDTH = {"q8": 0.9, "q4": 0.9}
 """Precision -> the least part of the memory's read rate that decoding reaches on one machine."""
+_OF_BANDWIDTH_OF_MIXTURES = 0.85
+"""The same, of the bytes that a token needs."""
 _PROBE_BYTES = 1 << 30
 _MOST_BYTES = {"q4_k_m": 1.02}
 """Precision -> the most bytes of weights, in parts of the file's tensors."""
@@ -88,6 +93,18 @@ class _Machines:
 
     prefix: tuple[str, ...] = ()
     flags: Mapping[str, object] = field(default_factory=lambda: {"-ngl": 0})
+
+
+@dataclass(frozen=True)
+class _Round:
+    """`memory_bytes_per_s`: the rate of as many threads (None: not measured). `token_bytes`: those of `weight_bytes`
+    that a token needs."""
+
+    peer: Speed
+    own: Speed
+    memory_bytes_per_s: float | None
+    weight_bytes: int
+    token_bytes: int
 
 
 def compare_decode(arguments: argparse.Namespace) -> None:
@@ -142,11 +159,9 @@ def _compare(shape: str, precision: str, threads: Sequence[int], work: _Work, ke
     print(f"{shape} {precision}: writing random weights for both", file=sys.stderr)
     try:
         gguf_bytes = write_random_gguf(SHAPES[shape], precision, gguf)
-        # Only layers of one shape can be repeated.
-        distinct = [] if shape == "gemma4-e2b" else ["--distinct-layers", "2"]
-        random = ["pack", "--random", SHAPES[shape], *distinct, "--precision", precision]
-        same = ["import-gguf", str(gguf)]
-        checked([str(TPIEDGE), *(same if precision == "q4_k_m" else random), "--out", str(pack)])
+        same = [str(TPIEDGE), "import-gguf", str(gguf)]
+        command = same if precision == "q4_k_m" else random_pack(shape, precision)
+        checked([*command, "--out", str(pack)])
         for count in threads:
             setting = {"shape": shape, "precision": precision, "threads": count, "gguf_bytes": gguf_bytes}
             _alternate(setting, gguf, pack, work, keep)
@@ -157,41 +172,68 @@ def _compare(shape: str, precision: str, threads: Sequence[int], work: _Work, ke
 
 
 def _alternate(setting: dict[str, Any], gguf: Path, pack: Path, work: _Work, keep: Keep) -> None:
-    """llama.cpp loads anew for every run, from the page cache; tpiedge waits meanwhile, without computing.
-
-    Rounds that both ended are kept, whatever comes after them.
-    """
+    """Rounds that both ended are kept, whatever comes after them."""
     name = "{shape} {precision}, {threads} threads".format_map(setting)
-    rounds: list[tuple[Speed, Speed]] = []
-    memory_bytes_per_s: list[float] = []
-    library = kernel_library()
-    probes = None if library is None or work.testbed else Probes(library, _PROBE_BYTES)
-    with _cluster(pack, setting["threads"], work) as (cluster, model, machines):
-        # A tied model's embedding is among the weights as its head.
-        tied = model.pack.spec.tied
-        embedding = model.pack.layout("embedding").nbytes
-        token_bytes = sum(node.weight_bytes for node in cluster.stats())
-        weight_bytes = token_bytes + (0 if tied else embedding)
-        _own_speed(cluster, model, work)  # warm-up; llama-bench has one of its own
+    together = work.testbed is not None or fit_together(gguf, pack)
+    taken = (_together if together else _one_by_one)(gguf, pack, setting["threads"], work)
+    rounds: list[_Round] = []
+    with closing(taken):
         try:
-            for repeat in range(work.repeats):
-                peer_speed = _peer_speed(gguf, setting["threads"], work, machines)
-                if probes is not None:
-                    memory_bytes_per_s.append(probes.bytes_per_s(setting["threads"]))
-                rounds.append((peer_speed, _own_speed(cluster, model, work)))
-                told = f"llama.cpp {_words(rounds[-1][0])}, tpiedge {_words(rounds[-1][1])}"
-                print(f"{name}, {repeat + 1} of {work.repeats}: {told}", file=sys.stderr)
+            for one in taken:
+                rounds.append(one)
+                told = f"llama.cpp {_words(one.peer)}, tpiedge {_words(one.own)}"
+                print(f"{name}, {len(rounds)} of {work.repeats}: {told}", file=sys.stderr)
         finally:
             if rounds:
-                peer, own = zip(*rounds, strict=True)
-                found = report_of_setting(peer, own, _required(setting, work))
-                size = size_of_setting(
-                    setting["gguf_bytes"], weight_bytes, _MOST_BYTES.get(setting["precision"])
-                )
-                read = [speed["decode"] * token_bytes for speed in own]
-                least = _OF_BANDWIDTH.get(setting["precision"])
-                reads = reads_of_setting(memory_bytes_per_s[: len(own)], read, least)
-                keep({**setting, **found, "bytes": size, **reads, "rounds": len(rounds)})
+                keep({**setting, **_found(setting, rounds, work), "rounds": len(rounds)})
+
+
+def _found(setting: dict[str, Any], rounds: Sequence[_Round], work: _Work) -> Mapping[str, object]:
+    own = [one.own for one in rounds]
+    found = report_of_setting([one.peer for one in rounds], own, _required(setting, work))
+    most = _MOST_BYTES.get(setting["precision"])
+    size = size_of_setting(setting["gguf_bytes"], rounds[0].weight_bytes, most)
+    least = _OF_BANDWIDTH.get(setting["precision"])
+    if setting["shape"] in MIXTURES:
+        least = _OF_BANDWIDTH_OF_MIXTURES
+    memory = [one.memory_bytes_per_s for one in rounds if one.memory_bytes_per_s is not None]
+    reads = reads_of_setting(memory, [one.own["decode"] * one.token_bytes for one in rounds], least)
+    return {**found, "bytes": size, **reads}
+
+
+def _together(gguf: Path, pack: Path, threads: int, work: _Work) -> Generator[_Round]:
+    """llama.cpp loads anew for every run, from the page cache; tpiedge waits meanwhile, without computing."""
+    with _cluster(pack, threads, work) as (cluster, model, machines):
+        _own_speed(cluster, model, work)  # warm-up; llama-bench has one of its own
+        for _ in range(work.repeats):
+            peer = _peer_speed(gguf, threads, work, machines)
+            yield _round(peer, cluster, model, threads, work)
+
+
+def _one_by_one(gguf: Path, pack: Path, threads: int, work: _Work) -> Generator[_Round]:
+    """Either is alone in memory: tpiedge, too, loads anew for every run."""
+    for _ in range(work.repeats):
+        forget([pack])
+        remember(gguf)
+        peer = _peer_speed(gguf, threads, work, _Machines())
+        forget([gguf])
+        with _cluster(pack, threads, work) as (cluster, model, _):
+            _own_speed(cluster, model, work)
+            found = _round(peer, cluster, model, threads, work)
+        yield found
+
+
+def _round(peer: Speed, cluster: LocalCluster, model: PreparedModel, threads: int, work: _Work) -> _Round:
+    library = kernel_library()
+    memory = None
+    if library is not None and work.testbed is None:
+        memory = Probes(library, _PROBE_BYTES).bytes_per_s(threads)
+    held = sum(node.weight_bytes for node in cluster.stats())
+    layers = (model.pack.layout(layer).experts for layer in range(model.pack.num_layers))
+    unused = sum(one.nbytes // one.count * (one.count - one.chosen) for one in layers if one)
+    # A tied model's embedding is among the weights as its head.
+    embedding = 0 if model.pack.spec.tied else model.pack.layout("embedding").nbytes
+    return _Round(peer, _own_speed(cluster, model, work), memory, held + embedding, held - unused)
 
 
 def _required(setting: dict[str, Any], work: _Work) -> Mapping[str, float]:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from tpiedge.host.device import available_memory_bytes
 from tpiedge.memory.disk import DiskQueue
 from tpiedge.memory.reader import DirectFile, DirectReader
 from tpiedge.units import MIB
@@ -46,6 +47,20 @@ def forget(paths: Iterable[Path]) -> None:
                 os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
             finally:
                 os.close(fd)
+
+
+def remember(path: Path) -> None:
+    """Read the file into the page cache."""
+    with open(path, "rb", buffering=0) as file:
+        buffer = bytearray(_CHUNK)
+        while file.readinto(buffer):
+            pass
+
+
+def fit_together(*paths: Path) -> bool:
+    """Whether all files, and those in the folders, fit into free memory at once, with a fifth of them to spare."""
+    nbytes = sum(file.stat().st_size for path in paths for file in _files(path))
+    return 1.2 * nbytes < available_memory_bytes()
 
 
 def _files(path: Path) -> Iterator[Path]:

@@ -45,13 +45,18 @@ class GgufTensor:
         return len(self.shape) == 1
 
     @property
+    def is_f32(self) -> bool:
+        """Whether it is a vector, a router, or the biases of experts."""
+        return self.is_vector or ".ffn_gate_inp." in self.name or self.name.endswith(".bias")
+
+    @property
     def kind(self) -> int:
         """The format's number of how it is stored."""
-        return _F32_TENSOR if self.is_vector else _BF16_TENSOR
+        return _F32_TENSOR if self.is_f32 else _BF16_TENSOR
 
     @property
     def nbytes(self) -> int:
-        return int(np.prod(self.shape)) * (4 if self.is_vector else 2)
+        return int(np.prod(self.shape)) * (4 if self.is_f32 else 2)
 
 
 def write_gguf(folder: Path, out: Path) -> None:
@@ -83,7 +88,7 @@ def _check_plain(config: ModelConfig) -> None:
 
 
 def metadata(config: ModelConfig) -> dict[str, GgufValue]:
-    """Returns what llama.cpp needs of a model of Llama, Gemma 3 or Phi-3."""
+    """Returns what llama.cpp needs of a model of Llama, Gemma, Phi-3, or one with experts."""
     gguf, rope = FAMILIES[config.model_type].gguf, config.rope
     if gguf is None or rope is None:
         raise UserError(f"no GGUF file is written of {config.model_type}")
@@ -105,6 +110,12 @@ def metadata(config: ModelConfig) -> dict[str, GgufValue]:
     }
     if any(windows):
         values["attention.sliding_window"] = next(filter(None, windows))
+    if experts := next((layer.experts for layer in config.layers if layer.experts), None):
+        values |= {
+            "expert_count": experts.count,
+            "expert_used_count": experts.chosen,
+            "expert_feed_forward_length": experts.columns,
+        }
     if gguf.architecture == "gemma4":
         values |= _of_gemma4(config)
     general: dict[str, GgufValue] = {
@@ -123,7 +134,8 @@ def _of_gemma4(config: ModelConfig) -> dict[str, GgufValue]:
     )
     return widths | {
         "rope.freq_base_swa": local.rope.theta if local.rope else 0.0,
-        "feed_forward_length": [one.used_columns for one in layers],
+        "feed_forward_length": [one.ffn.columns if one.ffn else 0 for one in layers],
+        "attention.head_count_kv": [one.attention.kv_heads for one in layers],
         "attention.shared_kv_layers": sum(one.attention.keys_of is not None for one in layers),
         "attention.sliding_window_pattern": [one.attention.window is not None for one in layers],
         "embedding_length_per_layer_input": inputs.columns if inputs else 0,

@@ -16,13 +16,26 @@ SHAPES = {
     "gemma3-1b": "gemma3-1b",
     "phi4-mini": "phi4-mini-3.8b",
     "gemma4-e2b": "gemma4-e2b",
+    "30b-a3b": "qwen3-30b-a3b",
+    "gpt-oss-20b": "gpt-oss-20b",
+    "gemma4-26b-a4b": "gemma4-26b-a4b",
 }
 """Shape of random weights -> the preset."""
+MIXTURES = ("30b-a3b", "gpt-oss-20b", "gemma4-26b-a4b")
+"""Shapes with experts."""
+UNREPEATED = ("gemma4-e2b", *MIXTURES)
+"""Shapes whose layers differ, or whose routers would choose alike if layers were repeated."""
 PRECISIONS = ("q4", "q8", "bf16")
 
 DRIVERS = Path(__file__).parent / "drivers"
 TPIEDGE = Path(sys.executable).with_name("tpiedge")
 _TOOLS = Path(__file__).parents[1]
+
+
+def random_pack(shape: str, precision: str) -> list[str]:
+    """Returns the command that makes a pack, without its --out. Layers are repeated where that changes nothing."""
+    repeated = [] if shape in UNREPEATED else ["--distinct-layers", "2"]
+    return [str(TPIEDGE), "pack", "--random", SHAPES[shape], *repeated, "--precision", precision]
 
 
 class Models:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from tpiedge.errors import UserError
 from tpiedge.model.config import ModelConfig
 from tpiedge.model.families import FAMILIES
 from tpiedge.model.gguf.config import FREQUENCIES, LONGROPE
@@ -120,14 +121,19 @@ def random_tensors(config: ModelConfig, precision: str) -> list[RandomTensor]:
     gguf, spec = FAMILIES[config.model_type].gguf, model_spec(config)
     shapes: dict[str, tuple[int, ...]] = {}
     for blob in (spec.embedding, *spec.layers, spec.head):
-        for matrix in blob.matrices:
+        for matrix, count in blob.counted_matrices:
             source, rows = whole_source(matrix.source)
-            shapes[source] = matrix.source_shape if rows is None else (rows.stop, matrix.cols)
-        shapes |= {vector.source: (vector.length,) for vector in blob.vectors}
+            stack = (count,) if "{}" in source else ()
+            shapes[source] = (*stack, *(matrix.source_shape if rows is None else (rows.stop, matrix.cols)))
+        shapes |= {vector.source: blob.shape_of(vector) for vector in blob.vectors}
     found = []
     for source, shape in shapes.items():
         name = gguf_name(source, None if gguf is None else gguf.tensors)
         blocks = _blocks(name, precision, config) if len(shape) > 1 else None
+        if blocks is not None and shape[-1] % blocks.weights:
+            raise UserError(
+                f"{name} has rows of {shape[-1]} numbers, no blocks of {precision}: take q4 or q8"
+            )
         found.append(RandomTensor(name, source, shape, blocks))
     rope = config.rope
     if rope is not None and rope.short_factor:
@@ -138,11 +144,14 @@ def random_tensors(config: ModelConfig, precision: str) -> list[RandomTensor]:
 
 
 def _blocks(name: str, precision: str, config: ModelConfig) -> BlockFormat | None:
-    """Returns the format of a matrix; None for bf16. q4_k_m follows llama.cpp's `llama_tensor_get_type`."""
+    """Returns the format of a matrix; None for bf16, and for routers and biases. q4_k_m follows llama.cpp's
+    `llama_tensor_get_type`."""
+    if ".ffn_gate_inp." in name or name.endswith(".bias"):
+        return None
     is_embedding = name.startswith("token_embd.")
     is_head = name.startswith(("output.", "per_layer_")) or (is_embedding and config.tie_word_embeddings)
     if precision == "q4_k_m":
-        favoured = "attn_v." in name or "ffn_down." in name
+        favoured = "attn_v." in name or "ffn_down" in name
         return (
             Q6_K if is_head or (favoured and more_bits(int(name.split(".")[1]), config.num_layers)) else Q4_K
         )
@@ -172,7 +181,7 @@ def _pieces(tensor: RandomTensor, generator: np.random.Generator) -> Iterator[by
 
 
 def _plain(tensor: RandomTensor, generator: np.random.Generator) -> Iterator[bytes]:
-    """Vectors are ones, matrices near zero."""
+    """Vectors are ones; matrices, also routers, are near zero."""
     count = int(np.prod(tensor.shape))
     if tensor.is_vector:
         yield np.ones(count, "<f4").tobytes()
@@ -181,4 +190,4 @@ def _plain(tensor: RandomTensor, generator: np.random.Generator) -> Iterator[byt
         values = generator.standard_normal(min(_PIECE_BLOCKS, count - first), dtype=np.float32) * np.float32(
             0.02
         )
-        yield (values.view("<u4") >> 16).astype("<u2").tobytes()
+        yield (values if tensor.is_f32 else (values.view("<u4") >> 16).astype("<u2")).tobytes()

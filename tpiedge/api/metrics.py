@@ -134,7 +134,10 @@ def _requests(status: ClusterStatus) -> Iterator[_Row]:
     )
     yield "tpiedge_brought_prompt_tokens_total", "Those of them that were on disk.", totals.brought_tokens
     yield "tpiedge_generated_tokens_total", "Tokens of answers.", totals.tokens
-    yield "tpiedge_resumed_answers_total", "Answers that were resumed in another epoch.", totals.resumed
+    computed = totals.resumed - totals.travelled - totals.brought
+    ways = {"travel": totals.travelled, "bring": totals.brought, "compute": computed}
+    says = "Answers that were resumed in another epoch, by how they got their KV cache."
+    yield "tpiedge_resumed_answers_total", says, _by("by", ways)
     yield "tpiedge_paused_answer_seconds_total", "Time that those had paused.", totals.paused_s
 
 

@@ -4,6 +4,7 @@ converted to these."""
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import takewhile
 from typing import Any, Final
 
 from tpiedge.api import fields as t
@@ -107,6 +108,7 @@ def _read_chat(fields: t.BodyFields, model: ServedModel) -> p.ParsedRequest:
     reply = replace(reply, speech=speech, grammar=param, functions=older, goes_on=goes_on)
     limit = p.answer_limit("messages", maximum if newer is None else newer, len(ids), model)
     request = p.request_of(ids, limit, sampling, fields, grammar, model)
+    request = replace(request, preamble_tokens=_preamble_tokens(ids, fields, messages, model, tools.shown))
     return p.ParsedRequest((p.Choice(request),), reply, fields.ignored, fields.get("n") or 1)
 
 
@@ -153,6 +155,27 @@ def _variables(fields: t.BodyFields, effort: str | None, template: str, model: s
     if call_form(template) == "harmony" and variables.get(_EFFORT, EFFORTS[0]) not in EFFORTS:
         raise refused(f"'{_EFFORT}' of {model!r} must be one of {', '.join(EFFORTS)}", _EFFORT)
     return variables
+
+
+def _preamble_tokens(
+    ids: Sequence[int],
+    fields: t.BodyFields,
+    messages: Sequence[Json],
+    model: ServedModel,
+    tools: Sequence[Mapping[str, Any]],
+) -> int:
+    """Returns how many first tokens of a chat's prompt depend on system prompt and tools alone."""
+    systems = list(takewhile(lambda one: one["role"] == "system", messages))
+    if not (systems or tools):
+        return 0
+    said = next(iter(message_texts(messages[len(systems) :])), "")
+    other = {"role": "user", "content": "1" if said.lstrip().startswith("0") else "0"}
+    try:
+        other_ids, _ = rendered(fields, [*systems, other], model, tools, effort=fields.get(_EFFORT))
+    except ApiError:  # the template may refuse a chat that differs from the client's
+        return 0
+    alike = takewhile(lambda pair: pair[0] == pair[1], zip(ids, other_ids, strict=False))
+    return sum(1 for _ in alike)
 
 
 def parse_as_chat(

@@ -271,8 +271,8 @@ class _Hosting:
             keeping=flags.keeping,
             disk_bytes_per_s=disk_bytes_per_s(folder, packs) or disk_bytes_per_s(folder, folder),
             head_speed=self.measured.speed(facts.head_int8),
-            keeps=bool(flags.keep_bytes),
-            parks=bool(flags.park_bytes),
+            keep_bytes=flags.keep_bytes or 0,
+            park_bytes=flags.park_bytes or 0,
         )
         too_small = master_too_small(facts, own, weights)
         if too_small is not None:

@@ -7,13 +7,14 @@ import os
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import click
 
-from tpiedge.cli.listing import ListingGroup, json_option, print_table
+from tpiedge.cli.listing import ListingGroup, json_option, print_table, screen_columns, wrapped
 from tpiedge.cli.model_names import HUB_MODEL, MODEL
 from tpiedge.cli.options import cache_option, state_option, together
 from tpiedge.cli.pulling import pull_shown
@@ -32,10 +33,16 @@ from tpiedge.pack.layout import Storage, storage_of
 from tpiedge.pack.reader import Pack, remove_packs
 from tpiedge.pack.specs import CHOICES, BlobKey, BlobSpec, Precision
 from tpiedge.pack.store import ShardStore, write_limit
+from tpiedge.planner.needs import NODE_BASE_BYTES
 from tpiedge.sanitise import quote, sanitised_line
 from tpiedge.units import format_age, format_bytes, parse_bytes
 
 _usual_options = together(json_option, cache_option)
+_CONTEXT = 4096
+_MEMORY = (
+    f"memory: all weights and {_CONTEXT} tokens of context, on one machine or divided among several. With less, "
+    'weights are read from disk for every token; experts must be in memory ("no disk").'
+)
 
 
 def _card(name: str, cache: Path | None) -> dict[str, Any]:
@@ -131,11 +138,13 @@ def _numbers(blob: BlobSpec) -> int:
     )
 
 
-def _nbytes(storage: Storage, key: BlobKey, blob: BlobSpec) -> int:
-    """Returns the bytes of numbers and scales, without padding of units."""
+def _nbytes(storage: Storage, key: BlobKey, blob: BlobSpec, *, of_token: bool = False) -> int:
+    """Returns the bytes of numbers and scales, without padding of units. `of_token`: without the experts that a token
+    does not use."""
     nbytes = sum(vector.length for vector in blob.vectors) * storage.of_blob(key).of_vectors.bits // 8
     for matrix, count in blob.counted_matrices:
         stored = storage.of_matrix(key, matrix)
+        count = min(count, blob.experts.chosen) if of_token and blob.experts else count
         if stored.quantised:
             nbytes += count * PanelShape(stored.format, *matrix.source_shape).nbytes
         else:
@@ -145,10 +154,35 @@ def _nbytes(storage: Storage, key: BlobKey, blob: BlobSpec) -> int:
 
 def _pull_bytes(alias: Alias) -> int:
     """Estimates, from the model's shape, how many bytes a pull fetches."""
-    blobs = model_spec(ModelConfig.from_huggingface(preset(alias.shape))).blobs
+    return _needs(alias)["nbytes"]
+
+
+def _needs(alias: Alias) -> dict[str, int]:
+    """Estimates, from the model's shape, the bytes of a pull, those that one token reads, the memory of one machine
+    that reads nothing from disk, and the part of it that may not be on disk."""
+    config = ModelConfig.from_huggingface(preset(alias.shape))
+    spec = model_spec(config)
     # A tied head is stored once, with the embedding.
-    stored = {"": Precision.BF16, "Q4_K_M": Precision.Q4_K}.get(alias.quant, Precision.Q8)
-    return sum(_nbytes(Storage(stored, stored, stored), key, blob) for key, blob in blobs.items())
+    precision = {"": Precision.BF16, "Q4_K_M": Precision.Q4_K}.get(alias.quant, Precision.Q8)
+    stored = Storage(precision, precision, precision)
+    if alias.experts:  # a pack rounds the layers' other matrices to q8
+        own = {one.source for blob in spec.layers if blob.experts for one in blob.experts.matrices}
+        as_stored = dict.fromkeys(own, Precision(alias.experts))
+        stored = Storage(Precision.Q8, precision, precision, kept=as_stored)
+    rows = {"inputs_embedding", *(() if spec.tied else ("embedding",))}  # read one by one
+    read = tuple(one for one in spec.embedding.matrices if one.name not in rows)
+    held = {**spec.blobs, "embedding": replace(spec.embedding, matrices=read)}
+    kept = [one.attention for one in config.layers if one.attention.keys_of is None]
+    kv_bytes = 2 * 2 * _CONTEXT * sum(one.kv_heads * one.width for one in kept)  # keys and values in bf16
+    of_experts = {key: replace(blob, matrices=(), vectors=()) for key, blob in spec.blobs.items()}
+    return {
+        "nbytes": sum(_nbytes(stored, key, blob) for key, blob in spec.blobs.items()),
+        "token_bytes": sum(_nbytes(stored, key, blob, of_token=True) for key, blob in held.items()),
+        "memory_bytes": sum(_nbytes(stored, key, blob) for key, blob in held.items())
+        + kv_bytes
+        + NODE_BASE_BYTES,
+        "expert_bytes": sum(_nbytes(stored, key, blob) for key, blob in of_experts.items()),
+    }
 
 
 @click.command()
@@ -172,30 +206,31 @@ def ls(with_aliases: bool, as_json: bool, cache: Path | None) -> None:
             "packs": [dataclasses.asdict(pack) | {"path": str(pack.path)} for pack in packs],
         }
         if with_aliases:
-            record["aliases"] = [
-                dataclasses.asdict(alias) | {"nbytes": _pull_bytes(alias)} for alias in offered
-            ]
+            record["aliases"] = [dataclasses.asdict(alias) | _needs(alias) for alias in offered]
         click.echo(json.dumps(record))
         return
-    rows = []
+    rows, of_alias = [], [""] * (2 * with_aliases)
     for pack in packs:
         size = "damaged: tpiedge rm it" if pack.nbytes is None else format_bytes(pack.nbytes)
         used = format_age(time.time() - pack.used_s)
-        rows.append([pack.name, pack.precision or "", size, sanitised_line(pack.source), used])
+        rows.append([pack.name, pack.precision or "", size, *of_alias, sanitised_line(pack.source), used])
     for one in pulled:
         alias = next((alias for alias in aliases() if parse_hub_name(alias) == one.name), None)
         source = f"{one.name}, the hub" if alias else "the hub"
         kind = one.name.quant or "checkpoint"
-        rows.append([alias or str(one.name), kind, format_bytes(one.nbytes), source, ""])
+        rows.append([alias or str(one.name), kind, format_bytes(one.nbytes), *of_alias, source, ""])
     here = {one.name for one in pulled}
     for known in offered:
         if parse_hub_name(known.name) not in here:
-            terms = f"to pull, {known.licence}{', gated' if known.gated else ''}"
-            rows.append(
-                [known.name, known.quant or "checkpoint", format_bytes(_pull_bytes(known)), terms, ""]
-            )
+            terms, needs = f"to pull, {known.licence}{', gated' if known.gated else ''}", _needs(known)
+            sizes = [format_bytes(needs[name]) for name in ("nbytes", "token_bytes", "memory_bytes")]
+            sizes[2] += ", no disk" if needs["expert_bytes"] else ""
+            rows.append([known.name, known.quant or "checkpoint", *sizes, terms, ""])
     if rows:
-        print_table(["name", "precision", "size", "source", "last use"], rows)
+        more = ["a token reads", "memory"] if with_aliases else []
+        print_table(["name", "precision", "size", *more, "source", "last use"], rows)
+        if with_aliases:
+            click.echo("\n".join(("", *wrapped(_MEMORY, screen_columns()))))
         for pack in packs:
             if pack.rounded:
                 click.echo(f"{pack.name}: {sanitised_line(pack.rounded)}")

@@ -16,9 +16,16 @@ from tpiedge.wire.fields import CollectiveName, WirePrecision
 
 
 class Tag(NamedTuple):
+    """A place in a step. `choices`: as in BlockMessage."""
+
     step: int
     block: int
     chunk: int
+    choices: int = 0
+
+    @property
+    def place(self) -> tuple[int, int, int]:
+        return self.step, self.block, self.chunk
 
     def __str__(self) -> str:
         return f"step {self.step}, block {self.block}, chunk {self.chunk}"

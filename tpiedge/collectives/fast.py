@@ -59,7 +59,7 @@ class FastPath:
             return 0, None
         # Takes half the time of `own.ctypes.data`.
         address = ctypes.addressof(_Byte.from_buffer(own))  # type: ignore[arg-type]
-        sent = prepared.reduce(PLACE.pack(tag.step, tag.block, tag.chunk), address)
+        sent = prepared.reduce(PLACE.pack(*tag), address)
         if sent == DONE:
             prepared.left_off[kind] = 0
             return 0, own
@@ -78,8 +78,10 @@ def _prepare(
     if name not in ("star", "mesh"):
         return None
     header = header_of(wire, shape)
-    parts = {sender: encode(Partial(channel.epoch, 0, 0, 0, 0, sender, header)) for sender in (rank, *peers)}
-    total = encode(Reduced(channel.epoch, 0, 0, 0, 0, header))
+    parts = {
+        sender: encode(Partial(channel.epoch, *Tag(0, 0, 0), 0, sender, header)) for sender in (rank, *peers)
+    }
+    total = encode(Reduced(channel.epoch, *Tag(0, 0, 0), 0, header))
     if name == "mesh":
         combine, outgoing, incoming = Combine.EXCHANGE, parts[rank], {peer: parts[peer] for peer in peers}
     elif rank == 0:

@@ -38,6 +38,15 @@ _Key = tuple[type, int, int, int, int, int]
 """The message's kind, step, block, chunk, hop and sender's rank."""
 
 
+def _check_choices(rank: int, said: int, chose: tuple[int, int], tag: Tag) -> None:
+    if said != chose[1]:
+        raise Misconduct(
+            rank,
+            f"node {rank} chose other experts than node {chose[0]} in {tag}: install the same tpiedge on both "
+            "machines; if they have the same, test their memory",
+        )
+
+
 def node_name(rank: int) -> str:
     return f"node-{rank}"
 
@@ -100,12 +109,16 @@ class PeerChannel:
         hop: int = 0,
     ) -> Iterator[tuple[int, Summable | None, Message]]:
         """Yields (rank, tensor, message) as messages arrive. `shape`: the shape for all ranks, or a list by rank.
-        Raises PeerLost, ProtocolError."""
-        missing: dict[_Key, int] = {(kind, *tag, hop, rank): rank for rank in ranks}
+        Raises PeerLost, ProtocolError. All ranks that choose experts must have chosen the same."""
+        missing: dict[_Key, int] = {(kind, *tag.place, hop, rank): rank for rank in ranks}
+        chose = self.rank, tag.choices
         while missing:
             here = next((key for key in self._held if key in missing), None)
             if here is not None:
                 rank, envelope = missing.pop(here), self._held.pop(here)
+                if said := getattr(envelope.message, "choices", 0):
+                    chose = chose if chose[1] else (rank, said)
+                    _check_choices(rank, said, chose, tag)
                 expected = shape[rank] if isinstance(shape, list) else shape
                 yield rank, read_array(envelope, rank, expected, wire), envelope.message
             elif not self._receive(what, missing):

@@ -3,8 +3,8 @@
 1. Sequences begin in arrival order, once a slot and their pages are free. A sequence waits while another one
    computes or brings a shared page.
 2. If no page is free, and no order will free one, the youngest sequence is preempted. It waits first in the queue.
-3. Prompts may make a step with answers `_MAX_SLOWDOWN` times as long. A step without answers may take `_STEP_S` or
-   twice a token's time, whichever is longer, or any time if only one sequence may run. The oldest prompt gets a fixed
+3. Prompts may make a step with answers `_MAX_SLOWDOWN` times as long, or touch `_EXPERTS`. A step without answers may
+   take the longer of `_STEP_S` and two tokens' time, or any time for a lone sequence. The oldest prompt gets a fixed
    part of the tokens, the shortest remaining prompts the rest.
 4. A page is shared once its tokens are decided and computed.
 """
@@ -30,6 +30,8 @@ _MAX_SLOWDOWN: Final = 4.8
 _STEP_S: Final = 1.0
 _UNKNOWN_TOKENS: Final = 64  # most prompt tokens beside answers while costs are unknown
 _LEAST_TOKENS: Final = 16  # least prompt tokens allowed beside answers
+#: Prompt tokens beside answers may touch this part of the experts: fewer would read hardly less, and more often.
+_EXPERTS: Final = 0.95
 _ROOMY_TOKENS: Final = 256  # least prompt tokens allowed in a step without answers
 #: The oldest prompt gets one in this many of a step's prompt tokens.
 _OLDEST_PART: Final = 4
@@ -122,6 +124,10 @@ class Batcher:
         """Returns new orders for one message, each once."""
         return self._paging.take()
 
+    def take_used(self) -> bytes:
+        """Returns names for one message, each once. Nodes count these pages as used, one after the other."""
+        return self._paging.take_used()
+
     def answered(self, number: int, good: int, seconds: float) -> None:
         """Ends an order after `seconds`. All nodes have done its first `good` pages."""
         self._arrive(self._paging.answered(number, good, seconds), good)
@@ -152,7 +158,7 @@ class Batcher:
 
     def park(self) -> None:
         """Preempts all sequences, and orders nodes to leave their pages, but no other ones."""
-        self._paging.forget_unsaved()
+        self._paging.halting = True
         running = tuple(self._running)
         for sequence in running:
             self._paging.park(sequence, None, halted=True)
@@ -175,13 +181,14 @@ class Batcher:
             self._waiting.remove(sequence)
         else:
             self._running.remove(sequence)
+            self._paging.leave_preamble(sequence)
             if sequence.private:
                 self._pool.unpublish(sequence.pages)
             self._release(sequence)
 
     def plan(self) -> Batch | None:
         """Plans the next step. Returns None if no sequence can be computed."""
-        self._lacking = False
+        self._lacking = self._paging.halting = False
         self._admit()
         pieces = self._pieces()
         self._blocked = not pieces and (self.awaited or bool(self.outstanding))
@@ -274,14 +281,17 @@ class Batcher:
         self._running.append(sequence)
         start = len(found) * self._pool.positions
         self._start(sequence, start)
+        self._paging.use(sequence.names)
         names, reach = self._paging.find(sequence, len(found))
         if names and self._paging.is_faster(len(names), 0, self._compute_s(reach - start)):
             self._paging.bring(sequence, names, reach)
 
     def _start(self, sequence: RunningSequence, done: int, brought: int = 0) -> None:
         sequence.done = done
+        if sequence.answer_tokens == len(sequence.request.answer_ids):
+            sequence.brought = brought
         if sequence.answer_tokens == 0:
-            sequence.cached, sequence.brought = done, brought
+            sequence.cached = done
         _feed(sequence, done)
 
     def _preempt(self, sequence: RunningSequence) -> None:
@@ -393,7 +403,7 @@ class Batcher:
             return min(most, _UNKNOWN_TOKENS) if rows else most
         # When weights stream, even the least step takes long, and prompts are computed while it reads.
         allowed_s = _MAX_SLOWDOWN * alone_s if rows else max(_STEP_S, 2 * alone_s)
-        least = _LEAST_TOKENS if rows else _ROOMY_TOKENS
+        least = max(_LEAST_TOKENS, self.cost.rows_touching(_EXPERTS)) if rows else _ROOMY_TOKENS
         within = self.cost.rows_within(allowed_s, rows + most)
         return most if within is None else min(most, max(least, within - rows))
 

@@ -239,7 +239,8 @@ class Drawing:
         for row, (guess, allowed) in enumerate(zip(guesses, masks, strict=False)):
             drawn = live.sampler.sample(logits_MV[row], allowed)
             live.sampler.accept(drawn.token)
-            live.emit(Token(self._epoch, request.id, index, drawn.token, drawn.logprobs))
+            brought = live.sequence.brought if index == len(request.answer_ids) else 0
+            live.emit(Token(self._epoch, request.id, index, drawn.token, drawn.logprobs, brought))
             yield drawn.token
             index += 1
             if drawn.token in request.stop_ids and not request.ignore_eos:

@@ -5,6 +5,7 @@ dimension, P padded rows of a head. The residual stream x_TH is f32 and identica
 """
 
 import functools
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Final, Literal, NamedTuple, TypeVar
@@ -17,9 +18,9 @@ from tpiedge.collectives.communicator import Communicator, Tag
 from tpiedge.engine.meter import Meter
 from tpiedge.engine.steps import ChunkRows, OverlappedReduces, chunks, segments_of, wanted_rows
 from tpiedge.kernels.attention import append_pages, attention_pages, kv_of_heads
-from tpiedge.kernels.attention_block import FusedAttention, FusedLayers
+from tpiedge.kernels.attention_block import FusedAttention, FusedLayers, FusedPair
 from tpiedge.kernels.elementwise import Activation, Rotation, rms_norm, rope, tables
-from tpiedge.kernels.experts import FusedExperts, experts
+from tpiedge.kernels.experts import ExpertBiases, FusedExperts, Mixed, Router, experts
 from tpiedge.kernels.ffn import FusedFFN, ffn
 from tpiedge.kernels.grid import PLAIN_END, BlockEnd, Grid, add_sums
 from tpiedge.kernels.kv_format import KVFormat
@@ -29,10 +30,9 @@ from tpiedge.kernels.linear import Linear
 from tpiedge.kernels.panel_matrix import PanelMatrix
 from tpiedge.kernels.shared_library import MAX_HEAD_WIDTH
 from tpiedge.kv.cache import KVCache, LayerKV
-from tpiedge.memory.loader import StoredExperts
 from tpiedge.memory.sweep import Block
 from tpiedge.memory.weights import BlockWeights, NodeWeights
-from tpiedge.model.blocks import Attention, Experts
+from tpiedge.model.blocks import Attention, Experts, Layer
 from tpiedge.model.config import ModelConfig
 from tpiedge.model.rope import RopeConfig
 from tpiedge.model.rotation import grown, rope_frequencies
@@ -121,16 +121,31 @@ class Engine:
         groups = [layer.attention.group_size for layer in config.layers]
         self._kv = [kv_share(self._queries, size) for size in groups]
         self._kv_of_head = [kv_of_heads(self._queries.start, self._queries.stop, size) for size in groups]
-        #: By layer: the node's tiles of the FFN, or of every expert.
-        self._tiles = _tiles(config, share)
-        #: Grids of each layer's row-parallel matrices; None unless products are in int8.
-        self._grids: Sequence[Sequence[Grid | None]] = [
-            [Grid.among(exponent, communicator.size) for exponent in row] for row in grids
-        ] or [[None] * 4] * config.num_layers
+        #: By axis and layer: the node's tiles of the FFN and of every expert.
+        self._tiles: Mapping[Axis, Sequence[Share]] = {
+            "ffn": _tiles(
+                [one.ffn.columns if one.ffn else 0 for one in config.layers], _FFN_TILE, share.along("ffn")
+            ),
+            "experts": _tiles(
+                [one.experts.columns if one.experts else 0 for one in config.layers],
+                _EXPERT_TILE,
+                share.along("experts"),
+            ),
+        }
+        #: Grids of each layer's attention, FFN or experts, and inputs; None unless products are in int8.
+        self._grids: Sequence[Sequence[Grid | None]] = (
+            [
+                [Grid.among(exponent, communicator.size) for exponent in _of_blocks(row, layer)]
+                for row, layer in zip(grids, config.layers, strict=True)
+            ]
+            if grids
+            else [[None] * 3] * config.num_layers
+        )
         self._rotation_of = [config.rotations.index(layer.attention.rotation) for layer in config.layers]
         #: By layer: a block's weights and its native call. Streamed weights are new objects in every step.
         self._attentions: dict[int, tuple[BlockWeights, FusedAttention | None]] = {}
-        self._ffns: dict[int, tuple[BlockWeights, FusedFFN | FusedExperts | None]] = {}
+        self._ffns: dict[int, tuple[BlockWeights, FusedFFN | None]] = {}
+        self._mixtures: dict[int, tuple[BlockWeights, FusedExperts | None]] = {}
         self._of_inputs: dict[int, tuple[BlockWeights, FusedFFN | None]] = {}
 
     @property
@@ -241,7 +256,8 @@ class Engine:
                 self._reduces.finish(rows)
                 if is_ffn:
                     with self.meter.ffn_span.of(layer):
-                        partial_CH = self._ffn(rows.x_CH, weights, layer)
+                        partial_CH, choices = self._ffn(rows.x_CH, weights, layer)
+                    tag = tag._replace(choices=choices)
                 else:
                     with self.meter.attention_span.of(layer):
                         partial_CH = self._attention(parts[at], weights, layer)
@@ -300,7 +316,7 @@ class Engine:
             append_pages(k_CKd, v_CKd, spans, layout, pool=pool)
         out_Cnd = attention_pages(
             q_Cnd, spans, layout, self._kv_of_head[layer], window=of_layer.window, scale=factors.scores,
-            cap=factors.score_cap, pool=pool,
+            cap=factors.score_cap, sinks_N=self._sinks(weights), pool=pool,
         )  # fmt: skip
         o_RH = weights.matrices["o"]
         padding = o_RH.shape[0] // len(self._queries) - out_Cnd.shape[-1]
@@ -340,18 +356,33 @@ class Engine:
         factor_C = rotation.factor_T if name == "q" else None
         return rope(x_Cnd, rotation.cos_Tr, rotation.sin_Tr, self.linear.pool, factor_C)
 
+    def _sinks(self, weights: BlockWeights) -> Tensor | None:
+        sinks = weights.vectors.get("sinks")
+        return None if sinks is None else sinks[self._queries.start : self._queries.stop]
+
     def _own_heads(self, layer: int) -> Mapping[str, Share]:
         return {"q": self._queries, "k": self._kv[layer], "v": self._kv[layer]}
 
-    def _ffn(self, x_CH: Tensor, weights: BlockWeights, layer: int) -> Tensor | None:
-        if not self._tiles[layer]:
-            return None
+    def _ffn(self, x_CH: Tensor, weights: BlockWeights, layer: int) -> tuple[Tensor | None, int]:
+        """Returns the node's part, and a digest of the chosen experts, or 0. Rows of experts follow those of an FFN
+        beside them."""
+        dense_CH, mixed_CH, choices = None, None, 0
+        if self._tiles["ffn"][layer]:
+            dense_CH = self._dense(x_CH, weights, layer)
+        # Without tiles it does not route: it would read 50 MB a token for 48 layers of 128 experts, for nothing.
+        if self._tiles["experts"][layer]:
+            mixed_CH, chosen_Ck = self._experts(x_CH, weights, layer)
+            choices = zlib.crc32(chosen_Ck.numpy().data) or 1  # 0: none were chosen
+        given = [part for part in (dense_CH, mixed_CH) if part is not None]
+        if self.config.layers[layer].sums == 1 or not given:
+            return next(iter(given), None), choices
+        nothing = torch.zeros_like(given[0])
+        return torch.cat([nothing if part is None else part for part in (dense_CH, mixed_CH)]), choices
+
+    def _dense(self, x_CH: Tensor, weights: BlockWeights, layer: int) -> Tensor:
         fused = _kept(self._ffns, layer, weights, self._new_ffn)
         if fused is not None:
             return fused.run(x_CH)
-        of_experts = self.config.layers[layer].experts
-        if of_experts is not None:
-            return self._experts(x_CH, weights, layer, of_experts)
         gate, up, down = weights.matrices.get("gate"), weights.matrices["up"], weights.matrices["down"]
         columns = up.shape[0]
         of_gate, of_up = (self._ffn_bias(weights, layer, name, columns) for name in ("gate", "up"))
@@ -359,21 +390,32 @@ class Engine:
         biases = of_gate, of_up
         return ffn(x_CH, norm_H, self.config.rms_norm_eps, gate, up, down, self.linear, biases, activation)
 
-    def _experts(self, x_CH: Tensor, weights: BlockWeights, layer: int, of_layer: Experts) -> Tensor:
-        stored, vectors = weights.experts, weights.vectors
+    def _experts(self, x_CH: Tensor, weights: BlockWeights, layer: int) -> Mixed:
+        fused = _kept(self._mixtures, layer, weights, self._new_experts)
+        if fused is not None:
+            return fused.run(x_CH)
+        stored, of_layer = weights.experts, self.config.layers[layer].experts
         assert stored is not None  # the node has tiles of them
+        assert of_layer is not None
+        norm_H = _experts_norm(weights)
+        biases = self._expert_biases(weights, layer, of_layer, stored.of(0)[0].shape[0])
         return experts(
-            x_CH,
-            vectors.get("ffn_norm"),
-            self.config.rms_norm_eps,
-            vectors[ROUTER].view(of_layer.count, -1),
-            stored.of,
-            of_layer.chosen,
-            of_layer.normalised,
-            self.linear,
-            Activation(of_layer.activation),
-            self._grids[layer][1],
+            x_CH, norm_H, self.config.rms_norm_eps, _router(weights, of_layer), stored.of, self.linear,
+            Activation(of_layer.activation), self._grids[layer][1], biases,
+        )  # fmt: skip
+
+    def _expert_biases(
+        self, weights: BlockWeights, layer: int, of_layer: Experts, columns: int
+    ) -> ExpertBiases | None:
+        """Returns the biases of the node's columns, of which its matrices have `columns`."""
+        if not of_layer.bias:
+            return None
+        gate_EF, up_EF, down_EO = (
+            weights.vectors[f"{name}_bias"].view(of_layer.count, -1) for name in ("gate", "up", "down")
         )
+        tiles = self._tiles["experts"][layer]
+        own = slice(tiles.start * _EXPERT_TILE, tiles.stop * _EXPERT_TILE)
+        return ExpertBiases(gate_EF, up_EF, down_EO).of_columns(own, columns)
 
     def _activation(self, layer: int) -> Activation:
         of_layer = self.config.layers[layer].ffn
@@ -384,7 +426,7 @@ class Engine:
         bias = weights.vectors.get(f"{name}_bias")
         if bias is None:
             return None
-        tiles = self._tiles[layer]
+        tiles = self._tiles["ffn"][layer]
         own = bias[tiles.start * _FFN_TILE : tiles.stop * _FFN_TILE]
         # Padding stays zero through SwiGLU and `down`.
         return functional.pad(own, (0, max(0, columns - own.shape[0])))
@@ -403,26 +445,35 @@ class Engine:
         self, weights: BlockWeights, layer: int, kind: Literal["attention", "ffn", "inputs"]
     ) -> BlockEnd:
         vectors, factor, (bias, norm) = weights.vectors, self.config.factors.block, _ENDS[kind]
+        if kind == "ffn" and self.config.layers[layer].experts is not None:
+            bias = ""  # each expert has one
         ends = kind == ("ffn" if self.config.layers[layer].inputs is None else "inputs")
         scale = vectors["layer_scalar"].item() if ends and "layer_scalar" in vectors else 1.0
         if bias not in vectors and norm not in vectors and factor == scale == 1:
             return PLAIN_END
-        return BlockEnd(vectors.get(bias), vectors.get(norm), self.config.rms_norm_eps, factor, scale)
+        parts = None
+        if kind == "ffn" and self.config.layers[layer].sums == 2:
+            parts = vectors["ffn_part_norm"], vectors["experts_part_norm"]
+        return BlockEnd(vectors.get(bias), vectors.get(norm), self.config.rms_norm_eps, factor, scale, parts)
 
     @cached_property
     def _layers(self) -> FusedLayers | None:
         kept = self.weights.kept()
         if self.linear.pool is None or kept is None:
             return None
-        layers: list[tuple[FusedAttention, *tuple[FusedFFN | FusedExperts, ...]]] = []
+        layers: list[tuple[FusedAttention, *tuple[FusedFFN | FusedExperts | FusedPair, ...]]] = []
         ends: list[tuple[BlockEnd, ...]] = []
         for layer in range(self.config.num_layers):
             of_attention, of_ffn = kept[Block(layer, "attention")], kept[Block(layer, "ffn")]
             attention = _kept(self._attentions, layer, of_attention, self._new_attention)
-            ffn_block = _kept(self._ffns, layer, of_ffn, self._new_ffn)
-            if attention is None or ffn_block is None:
+            dense = _kept(self._ffns, layer, of_ffn, self._new_ffn)
+            mixed = _kept(self._mixtures, layer, of_ffn, self._new_experts)
+            made = [one for one in (dense, mixed) if one is not None]
+            if attention is None or len(made) < self.config.layers[layer].sums:
                 return None
-            blocks: list[FusedFFN | FusedExperts] = [ffn_block]
+            blocks: list[FusedFFN | FusedExperts | FusedPair] = [made[0]]
+            if dense is not None and mixed is not None:
+                blocks = [FusedPair(dense, mixed)]
             own_ends = [self._end(of_attention, layer, "attention"), self._end(of_ffn, layer, "ffn")]
             if self.config.layers[layer].inputs is not None:
                 of_inputs = _kept(self._of_inputs, layer, of_ffn, self._new_of_inputs)
@@ -461,15 +512,14 @@ class Engine:
             head_norms_d=(vectors.get("q_norm"), vectors.get("k_norm")),
             value_norm_d=torch.ones(width) if of_layer.value_norms and kv else None,
             own_heads=(own["q"].start, own["k"].start) if of_layer.row_norms else None,
+            sinks_n=self._sinks(weights),
             rotated=of_layer.rope.rotated(of_layer.width) if of_layer.rope else 0,
             window=of_layer.window,
             scale=config.factors.scores,
             cap=config.factors.score_cap,
         )
 
-    def _new_ffn(self, layer: int, weights: BlockWeights) -> FusedFFN | FusedExperts | None:
-        if weights.experts is not None:
-            return self._new_experts(layer, weights, weights.experts)
+    def _new_ffn(self, layer: int, weights: BlockWeights) -> FusedFFN | None:
         of_layer, pool, (_, grid, *_) = self.config.layers[layer].ffn, self.linear.pool, self._grids[layer]
         matrices = _panels(weights, of_layer.names if of_layer else ())
         if pool is None or of_layer is None or len(matrices) < len(of_layer.names) or grid is None:
@@ -480,31 +530,32 @@ class Engine:
         norm_H, eps = weights.vectors.get("ffn_norm"), self.config.rms_norm_eps
         return FusedFFN(norm_H, eps, (gate, up, down), pool, grid, biases, self._activation(layer))
 
-    def _new_experts(self, layer: int, weights: BlockWeights, stored: StoredExperts) -> FusedExperts | None:
-        of_layer, pool, grid = self.config.layers[layer].experts, self.linear.pool, self._grids[layer][1]
+    def _new_experts(self, layer: int, weights: BlockWeights) -> FusedExperts | None:
+        of_layer, stored, (_, grid, *_) = (
+            self.config.layers[layer].experts,
+            weights.experts,
+            self._grids[layer],
+        )
+        pool = self.linear.pool
+        if pool is None or of_layer is None or stored is None or grid is None:
+            return None
         gate, up, down = stored.of(0)
         if (
-            pool is None
-            or of_layer is None
-            or grid is None
-            or not isinstance(gate, PanelMatrix)
+            not isinstance(gate, PanelMatrix)
             or not isinstance(up, PanelMatrix)
             or not isinstance(down, PanelMatrix)
         ):
             return None
-        vectors, count = weights.vectors, of_layer.count
         return FusedExperts(
-            vectors.get("ffn_norm"),
+            _experts_norm(weights),
             self.config.rms_norm_eps,
-            vectors[ROUTER].view(count, -1),
+            _router(weights, of_layer),
             (gate, up, down),
-            count,
             stored.nbytes,
-            of_layer.chosen,
-            of_layer.normalised,
             pool,
             grid,
             Activation(of_layer.activation),
+            self._expert_biases(weights, layer, of_layer, down.rows),
         )
 
     def _new_of_inputs(self, layer: int, weights: BlockWeights) -> FusedFFN | None:
@@ -518,15 +569,18 @@ class Engine:
         return FusedFFN(None, 0.0, (gate, None, down), pool, grid, activation=Activation(of_layer.activation))
 
 
-def _tiles(config: ModelConfig, share: NodeShare) -> Sequence[Share]:
-    found: list[tuple[Axis, int]] = []
-    for layer in config.layers:
-        if layer.experts is not None:
-            found.append(("experts", -(-layer.experts.columns // _EXPERT_TILE)))
-        else:
-            found.append(("ffn", -(-layer.used_columns // _FFN_TILE)))
-    least = {axis: min(own for other, own in found if other == axis) for axis, _ in found}
-    return [units_of(share.along(axis), least[axis], own) for axis, own in found]
+def _tiles(columns: Sequence[int], size: int, share: Share) -> Sequence[Share]:
+    tiles = [-(-count // size) for count in columns]
+    least = min(filter(None, tiles), default=0)
+    return [units_of(share, least, own) if own else Share(0) for own in tiles]
+
+
+def _of_blocks(exponents: Sequence[int], layer: Layer) -> Sequence[int]:
+    """Returns the exponents of the blocks' grids. An FFN and experts beside it have one."""
+    if layer.sums == 1:
+        return exponents
+    first, of_experts, of_ffn, *rest = exponents
+    return first, max(of_experts, of_ffn), *rest
 
 
 def _kept(
@@ -539,6 +593,18 @@ def _kept(
     if known is None or known[0] is not weights:
         known = made[layer] = weights, make(layer, weights)
     return known[1]
+
+
+def _router(weights: BlockWeights, of_layer: Experts) -> Router:
+    of_router = weights.vectors[ROUTER].view(of_layer.count, -1)
+    bias_E, norm_H, scale_E = map(weights.vectors.get, ("router_bias", "router_norm", "expert_scale"))
+    if norm_H is not None:
+        norm_H = norm_H * len(norm_H) ** -0.5
+    return Router(of_router, of_layer.chosen, of_layer.normalised, bias_E, norm_H, scale_E)
+
+
+def _experts_norm(weights: BlockWeights) -> Tensor | None:
+    return weights.vectors.get("experts_norm", weights.vectors.get("ffn_norm"))
 
 
 def _panels(weights: BlockWeights, names: Sequence[str]) -> list[PanelMatrix]:

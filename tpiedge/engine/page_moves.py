@@ -34,12 +34,15 @@ from tpiedge.wire.fields import NAME_BYTES, Moves
 
 @dataclass(frozen=True)
 class PageDisk:
-    """A machine's disk for pages. `told` gets a line when a page cannot be written."""
+    """A machine's disk for pages. `told` gets a line when a page cannot be written. Parked pages take `usual_bytes` at
+    most, and `halt_bytes` for a change of plan."""
 
     queue: DiskQueue
     parked: PageStore
     kept: PageStore | None
     told: Callable[[str], None]
+    usual_bytes: int
+    halt_bytes: int
 
     @property
     def stores(self) -> tuple[PageStore, ...]:
@@ -112,13 +115,19 @@ class PageMoves:
         for order in message.orders:
             self._obey(order)
         self._carry(message.names, message.gathered, message.step, up=True)
-        if message.clear and self._disk is not None:
-            self._disk.parked.clear()
+        disk = self._disk
+        if disk is not None and message.room:
+            disk.parked.limit(disk.halt_bytes if message.room == "halt" else disk.usual_bytes)
+        if disk is not None and message.used:
+            disk.queue.submit("leave", 0, partial(_use, disk, _names(message.used)))
         return answers
 
-    def scatter(self, snapshot: KVSnapshot) -> None:
+    def scatter(self, snapshot: KVSnapshot | None) -> None:
         """Copies heads of parked pages to the nodes that lack them. Every rank calls this before the first step."""
-        self._carry(snapshot.names, snapshot.scattered, 0, up=False)
+        if snapshot is not None:
+            self._carry(snapshot.names, snapshot.scattered, 0, up=False)
+        elif self._disk is not None:  # what an earlier halt parked beyond this stays for a while
+            self._disk.parked.limit_bytes = self._disk.usual_bytes
 
     def wait(self, limit_s: float) -> None:
         """Waits for this node's jobs, at most `limit_s`."""
@@ -172,7 +181,7 @@ class PageMoves:
         if one.good[at] and not store.has(name, self._places):
             sections = {head: self._cache.extents[page, places] for head, places in self._places.items()}
             one.good[at], moved = self._write(disk, store, name, sections), self._cache.page_bytes
-        one.ended = time.perf_counter()
+            one.ended = time.perf_counter()
         return moved
 
     def _bring(self, disk: PageDisk, one: _Order, at: int) -> int:
@@ -259,6 +268,12 @@ def whole_cache_bytes(engine: Engine) -> int:
 
 def _read(disk: PageDisk, name: bytes, head: int, into: NDArray[np.uint8]) -> bool:
     return any(store.bring(name, head, into) for store in disk.stores)
+
+
+def _use(disk: PageDisk, names: Sequence[bytes]) -> int:
+    for store in disk.stores:
+        store.use(names)
+    return 0
 
 
 def _names(packed: bytes) -> list[bytes]:

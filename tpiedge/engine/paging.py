@@ -1,14 +1,15 @@
 """Publishes the pages of sequences, and orders nodes to leave pages on their disks and to bring them. Pure.
 
-1. An order holds its pages until all nodes have answered it, even if its sequence ends.
+1. An order holds its pages until all nodes have answered it.
 2. No name is in two outstanding orders.
-3. An order to leave has at most `_LEFT_PAGES` pages. One order at a time leaves published pages in advance.
+3. An order to leave has at most `_LEFT_PAGES` pages. Orders in advance hold at most half of all pages.
 4. Only full pages of requests that allow it are kept. Other pages are parked.
 5. A page that could not be brought counts as absent until it is left again.
-6. A page's time is the median of the latest orders. It is forgotten after `_REFUSALS` refusals: a disk may get faster.
+6. A page's time is the median of the latest orders. It is forgotten after `_REFUSALS` refusals.
+7. Pages on disk count as used later than those that follow.
 """
 
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median_low
@@ -24,7 +25,7 @@ from tpiedge.wire.fields import MAX_ARRAY, MAX_NAMED_PAGES
 LATE_S: Final = 10.0
 _LEFT_PAGES: Final = 16
 _MEASURED: Final = 7
-_REFUSALS: Final = 16
+_REFUSALS: Final = 16  # a disk may get faster
 _MOST_ABSENT: Final = 4096
 
 
@@ -40,10 +41,12 @@ class Disk:
 
 @dataclass(frozen=True, eq=False)
 class Move:
-    """An order with its purpose. The pages that are brought for `sequence` reach to the position `reach`."""
+    """An order with its purpose. `chains`: all names of each sequence up to the last page of the order. The pages that
+    are brought for `sequence` reach to the position `reach`."""
 
     order: PageOrder
     names: tuple[bytes, ...]
+    chains: Sequence[Sequence[bytes]]
     sequence: RunningSequence | None = None
     reach: int = 0
 
@@ -58,9 +61,15 @@ class Paging:
         self._taken: dict[int, Move] = {}
         self._late: set[int] = set()
         self._moving: set[bytes] = set()
-        #: Published pages to leave in advance, with their names, and whether to keep them.
-        self._unsaved: dict[int, tuple[bytes, bool]] = {}
-        self._saving = 0
+        #: Published pages to leave in advance: the names of the sequence, how many of them end with the page's, and
+        #: whether to keep it.
+        self._unsaved: dict[int, tuple[Sequence[bytes], int, bool]] = {}
+        #: Orders to leave pages in advance, and how many pages each has.
+        self._saving: dict[int, int] = {}
+        #: Whether the epoch may end now, so that nothing is left in advance.
+        self.halting = False
+        #: Names of pages that were used, the least recent first.
+        self._used: dict[bytes, None] = {}
         self._absent: OrderedDict[bytes, None] = OrderedDict()
         self._seconds = {kind: deque[float](maxlen=_MEASURED) for kind in ("leave", "bring")}
         self._refused = 0
@@ -71,9 +80,10 @@ class Paging:
 
     @property
     def frees(self) -> bool:
-        """Whether the answer to an order that is not late will free a page."""
-        moves = [one for one in (*self._taken.values(), *self._new) if one.order.number not in self._late]
-        return any(self._pool.held_once(page) for move in moves for page in move.order.pages)
+        """Whether the answers to orders that are not late will free a page."""
+        orders = [one.order for one in (*self._taken.values(), *self._new)]
+        pages = Counter(page for one in orders if one.number not in self._late for page in one.pages)
+        return any(self._pool.holders(page) == count for page, count in pages.items())
 
     def moving(self, name: bytes) -> bool:
         """Whether nodes move the page, and will soon have done so."""
@@ -95,7 +105,7 @@ class Paging:
             sequence.names.append(name)
             kept = self._keeps(sequence)
             if self.disk is not None and not sequence.private and (kept or self.disk.park):
-                self._unsaved[page] = name, kept
+                self._unsaved[page] = sequence.names, len(sequence.names), kept
 
     def find(
         self, sequence: RunningSequence, found: int = 0, *, own: bool = False
@@ -137,8 +147,30 @@ class Paging:
             )
         new = sum(not self._has(name) for _, name in (*full, *partial))
         if halted or self.is_faster(len(full) + len(partial), new, compute_s):
-            self._leave(full, kept=self._keeps(sequence) and not own)
-            self._leave(partial, kept=False)
+            chain = [*names, *(name for _, name in partial)]
+            self._leave(full, names, kept=self._keeps(sequence) and not own)
+            self._leave(partial, chain, kept=False)
+
+    def leave_preamble(self, sequence: RunningSequence) -> None:
+        """Orders nodes to leave the page in which the preamble of a sequence ends, so that chats with the same preamble
+        find it. Call this when nothing writes to the sequence's pages any more."""
+        tokens, size = sequence.request.preamble_tokens, self._pool.positions
+        at, rest = divmod(tokens, size)
+        if self.disk is None or self._late or not rest or tokens > sequence.done or sequence.private:
+            return
+        # A page that is not full may end with what another client left there.
+        kept = self._keeps(sequence) and at < len(sequence.names)
+        if kept or self.disk.park:
+            names = sequence.names[:at]
+            before = names[-1] if names else self.before(sequence)
+            name = self._pool.name_of(before, sequence.ids[at * size : tokens])
+            self._leave([(sequence.pages[at], name)], [*names, name], kept=kept)
+
+    def use(self, names: Iterable[bytes]) -> None:
+        """Counts pages on disk as used. Each of `names` follows the previous one."""
+        for name in reversed([one for one in names if self.disk is not None and self.disk.has(one)]):
+            self._used.pop(name, None)
+            self._used[name] = None
 
     def is_faster(self, bring: int, leave: int, compute_s: float | None) -> bool:
         """Whether so many pages are predicted to move within `compute_s` seconds. Unknown times count as fast."""
@@ -151,7 +183,7 @@ class Paging:
         if compute_s is None or moved_s < compute_s:
             return True
         self._refused += 1
-        if self._refused == _REFUSALS:
+        if self._refused == _REFUSALS:  # the disk may have got faster
             self._refused = 0
             for seconds in self._seconds.values():
                 seconds.clear()
@@ -161,16 +193,13 @@ class Paging:
         """Allocates pages of `sequence` and orders nodes to bring them. All of them reach to the position `reach`."""
         pages = [(self._pool.allocate(), name) for name in names]
         sequence.pages += [page for page, _ in pages]
-        sequence.arriving = self._order("bring", pages, kept=False, sequence=sequence, reach=reach)
-
-    def forget_unsaved(self) -> None:
-        """Drops the pages that wait to be left in advance."""
-        self._unsaved.clear()
+        chains = [(*sequence.names, *names)]
+        sequence.arriving = self._order("bring", pages, chains, kept=False, sequence=sequence, reach=reach)
 
     def take(self) -> tuple[PageOrder, ...]:
         """Returns new orders for one message, each once."""
-        if not self._saving:
-            self._save()
+        while not self.halting and self._save():
+            pass  # an order has a limit
         taken: list[PageOrder] = []
         room = MAX_NAMED_PAGES
         while self._new and len(self._taken) < MAX_ARRAY and len(self._new[0].names) <= room:
@@ -180,6 +209,13 @@ class Paging:
             taken.append(move.order)
         return tuple(taken)
 
+    def take_used(self) -> bytes:
+        """Returns names of pages that were used, for one message."""
+        names = list(self._used)[:MAX_NAMED_PAGES]
+        for name in names:
+            del self._used[name]
+        return b"".join(names)
+
     def under_way(self, number: int) -> Move:
         """Returns an order that was taken but not answered."""
         return self._taken[number]
@@ -187,8 +223,7 @@ class Paging:
     def give_up(self, move: Move) -> None:
         """Counts an order as late until it is answered."""
         self._late.add(move.order.number)
-        if move.order.kind == "bring":
-            self._miss(move.names)
+        self._miss(move.names)
 
     def answered(self, number: int, good: int, seconds: float) -> Move:
         """Ends an order, of which all nodes have done the first `good` pages."""
@@ -196,10 +231,12 @@ class Paging:
         order, names = move.order, move.names
         self._late.discard(number)
         self._moving.difference_update(names)
-        if good:
+        if good and seconds:  # else nothing was moved
             self._seconds[order.kind].append(seconds / good)
-        if number == self._saving:
-            self._saving = 0
+        if good:
+            for chain in move.chains:
+                self.use(chain)
+        self._saving.pop(number, None)
         for name in names[:good]:
             self._absent.pop(name, None)
         if order.kind == "bring":
@@ -226,38 +263,43 @@ class Paging:
         disk, allowed = self.disk, sequence.request.keep_context
         return disk is not None and disk.keep and allowed and not (sequence.private or sequence.long)
 
-    def _leave(self, pages: Iterable[tuple[int, bytes]], *, kept: bool) -> None:
+    def _leave(self, pages: Iterable[tuple[int, bytes]], chain: Sequence[bytes], *, kept: bool) -> None:
         """Orders nodes to leave held pages that are not on disk."""
         missing = [one for one in pages if not (self._has(one[1]) or one[1] in self._moving)]
         for start in range(0, len(missing), _LEFT_PAGES):
-            self._order("leave", missing[start : start + _LEFT_PAGES], kept=kept)
+            self._order("leave", missing[start : start + _LEFT_PAGES], [chain], kept=kept)
 
-    def _save(self) -> None:
-        """Orders to leave published pages. They may hold a quarter of the available pages."""
-        room = max(1, self._pool.available // 4)
+    def _save(self) -> bool:
+        """Orders to leave published pages. Returns whether it found some. A page to keep is ordered even if this node
+        has it, because other nodes may lack it. Nodes write only what they lack."""
+        room = max(1, self._pool.pages // 2) - sum(self._saving.values())
         chosen: list[tuple[int, bytes]] = []
+        chains: dict[int, Sequence[bytes]] = {}
         store = False
-        for page, (name, kept) in list(self._unsaved.items()):
+        for page, (names, count, kept) in list(self._unsaved.items()):
+            if len(chosen) == min(room, _LEFT_PAGES):
+                break
+            name = names[count - 1]
             gone = not self._pool.is_published(page, name)
-            if gone or self._has(name) or name in self._moving:
+            if gone or name in self._moving or (self._has(name) and not kept):
                 del self._unsaved[page]
                 continue
-            idle = self._pool.idle_among([page])
-            if idle > room or (chosen and kept != store):
+            if chosen and kept != store:
                 continue
-            room -= idle
             store = kept
+            chains[id(names)] = names[:count]
             chosen.append((page, name))
             del self._unsaved[page]
-            if len(chosen) == _LEFT_PAGES:
-                break
         if chosen:
-            self._saving = self._order("leave", chosen, kept=store)
+            number = self._order("leave", chosen, [*chains.values()], kept=store)
+            self._saving[number] = len(chosen)
+        return bool(chosen)
 
     def _order(
         self,
         kind: Literal["leave", "bring"],
         pages: Sequence[tuple[int, bytes]],
+        chains: Sequence[Sequence[bytes]],
         *,
         kept: bool,
         sequence: RunningSequence | None = None,
@@ -270,5 +312,5 @@ class Paging:
         self._moving.update(names)
         numbers = tuple(page for page, _ in pages)
         order = PageOrder(self._number, kind, kept, numbers, b"".join(names))
-        self._new.append(Move(order, names, sequence, reach))
+        self._new.append(Move(order, names, chains, sequence, reach))
         return self._number

@@ -1,5 +1,6 @@
 """Runs the steps: `Leader` on rank 0, `follow` on the other ranks, which see no token ids."""
 
+import functools
 import math
 import secrets
 import time
@@ -26,6 +27,7 @@ from tpiedge.engine.meter import StepRecorder
 from tpiedge.engine.page_moves import PageMoves
 from tpiedge.engine.paging import Disk
 from tpiedge.engine.sampler import Sampler
+from tpiedge.engine.step_cost import StepCost
 from tpiedge.engine.steps import StepCancelled, StepLimits
 from tpiedge.errors import UserError
 from tpiedge.kv.pages import NameKeys, PagePool
@@ -44,8 +46,8 @@ from tpiedge.wire.data import PageOrders, StepPlan
 from tpiedge.wire.fields import MAX_BLOB, MAX_NAMED_PAGES, NAME_BYTES
 from tpiedge.wire.requests import GenerationRequest
 
-#: Requests of the previous epoch are resubmitted at once unless cancelled. Parked pages that no request needed by then
-#: are deleted where pages are parked for changes of plan only.
+#: Requests of the previous epoch are resubmitted at once unless cancelled. Parked pages beyond the usual space are
+#: deleted after this time.
 _CLAIM_S: Final = 10.0
 #: How often nodes are asked about moves of pages: while a sequence waits for one and no step runs, and otherwise.
 ASK_S: Final = 0.005
@@ -104,9 +106,9 @@ class Leader:
         self._batcher = Batcher(
             self._pool, step_tokens, serving.sequences, serving.speculate, short_tokens, disk
         )
+        self._batcher.cost = StepCost(functools.cache(engine.config.touched_columns))
         self._asked_at = 0.0  # when nodes were asked about moves of pages
-        #: Whether pages are parked for changes of plan only, and when they are deleted.
-        self._brief, self._clear_at = pages is not None and not pages.park, math.inf
+        self._usual_at = math.inf  # when parked pages may take the usual space only
         self.resume()
         self._waits = MaskWaits()
         self._drawing = Drawing(serving.epoch, engine, self._batcher, self._waits)
@@ -166,6 +168,7 @@ class Leader:
         """Parks the running sequences' pages, and gathers the heads that `order` names. Raises PeerLost,
         ProtocolError."""
         self._batcher.park()
+        self._tell(PageOrders(self._epoch, self._next_step(), room="halt"))
         self._give_orders()
         deadline = time.monotonic() + _HALT_S
         while self._batcher.outstanding and time.monotonic() < deadline:
@@ -182,8 +185,8 @@ class Leader:
 
     def resume(self) -> None:
         """Goes on after a change of plan, or because none comes after `halt`."""
-        if self._brief:
-            self._clear_at = time.monotonic() + _CLAIM_S
+        if self._serving.pages is not None:
+            self._usual_at = time.monotonic() + _CLAIM_S
 
     def cancel(self, request: str) -> None:
         """Ends the request after the step; a step of this request alone is cut short. Thread-safe."""
@@ -222,15 +225,19 @@ class Leader:
         self._read = ()
         self._recorder.end()
         self._batcher.cost.measured(len(x_TH), time.perf_counter() - begun)
-        return [*ended, *self._take_ended()]
+        ended += self._take_ended()
+        # Before the next request takes the memory of idle pages.
+        self._look_at_moves()
+        self._give_orders()
+        return ended
 
     def _look_at_moves(self) -> None:
         now, waits = time.monotonic(), self._batcher.awaited
         if self._batcher.outstanding and (waits or now - self._asked_at >= _ASK_SELDOM_S):
             self._ask()
-        if now > self._clear_at and not waits:
-            self._clear_at = math.inf
-            self._tell(PageOrders(self._epoch, self._next_step(), clear=True))
+        if now > self._usual_at and not waits:
+            self._usual_at = math.inf
+            self._tell(PageOrders(self._epoch, self._next_step(), room="usual"))
 
     def _ask(self) -> None:
         """Asks every node how far its moves of pages are."""
@@ -245,6 +252,8 @@ class Leader:
     def _give_orders(self) -> None:
         while orders := self._batcher.take_orders():
             self._tell(PageOrders(self._epoch, self._next_step(), orders))
+        while used := self._batcher.take_used():
+            self._tell(PageOrders(self._epoch, self._next_step(), used=used))
 
     def _tell(self, message: PageOrders) -> Sequence[tuple[int, int, float]]:
         self._communicator.announce(message)
@@ -307,7 +316,7 @@ class Leader:
             cached_tokens=sequence.cached,
             steps=sequence.steps,
             processor_s=spent_s,
-            brought_tokens=sequence.brought,
+            brought_tokens=min(sequence.brought, sequence.cached),
         )
 
     def _run(self, batch: Batch) -> Tensor:

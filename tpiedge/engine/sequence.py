@@ -27,7 +27,8 @@ class RunningSequence:
     #: Names of all full pages of the tokens with which the sequence began.
     expected: list[bytes] = field(default_factory=list)
     cached: int = 0
-    brought: int = 0  # of `cached`, from disk
+    #: Positions that came from disk before the epoch's first token.
+    brought: int = 0
     #: Whether other sequences must not find the pages.
     private: bool = False
     #: The number of the order that brings pages from disk; 0: none.

@@ -6,11 +6,13 @@ kind's latest `_KEPT` steps.
 1. More rows never take less time (isotonic regression).
 2. One slow step has no effect on a kind that was measured three times.
 3. Beyond the largest measured step, time is proportional to rows. This prediction is usually too long.
+4. More rows read more experts. Measured steps show what an expert costs.
 """
 
+import math
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from statistics import median_low
 from typing import Final
@@ -20,6 +22,7 @@ _ENOUGH: Final = 3
 #: After `_STALE` other measurements a kind may be out of date: `_REMEMBERED` of its steps still count.
 _STALE: Final = 256
 _REMEMBERED: Final = 2
+_READING: Final = 4  # rows that an expert multiplies in the time that it takes to be read
 
 
 @dataclass(slots=True)
@@ -49,7 +52,10 @@ class _Level:
 
 
 class StepCost:
-    def __init__(self) -> None:
+    """`touched` returns how much of all experts a step of so many rows reads on average, in any unit."""
+
+    def __init__(self, touched: Callable[[float], float] = lambda _: 0.0) -> None:
+        self._touched = touched
         self._kinds: dict[int, _SimilarSteps] = {}
         self._count = 0
         self._rows: list[int] = []
@@ -70,19 +76,28 @@ class StepCost:
         if above == len(self._rows):
             return self._seconds[-1] * rows / self._rows[-1]
         low, high = self._rows[above - 1], self._rows[above]
-        part = (rows - low) / (high - low)
+        part = (self._work(rows) - self._work(low)) / (self._work(high) - self._work(low))
         between = self._seconds[above - 1] + part * (self._seconds[above] - self._seconds[above - 1])
         return min(between, self._seconds[above])  # rounding must not make fewer rows take longer
 
     def hopeful_seconds(self, rows: int) -> float | None:
-        """Estimates a step's least time. An unknown kind takes as long as the next smaller known kind. Returns None
-        if no smaller kind is known."""
+        """Estimates a step's least time. An unknown kind takes as long as the next smaller known kind and more experts.
+        Returns None if no smaller kind is known."""
         wanted = _kind(rows)
-        known = [kind for kind in self._kinds if kind <= wanted and self._is_known(kind)]
-        if not known:
-            return None
-        best = max(known)
-        return self.seconds(rows if best == wanted else min(rows, median_low(self._kinds[best].rows)))
+        known = [kind for kind in sorted(self._kinds) if kind <= wanted and self._is_known(kind)]
+        if not known or known[-1] == wanted:
+            return self.seconds(rows) if known else None
+        before, last = (median_low(self._kinds[kind].rows) for kind in (known[-2:][0], known[-1]))
+        seconds = self.seconds(last) or 0.0
+        if self._touched(1) and before < last:
+            grown = (self._work(rows) - self._work(last)) / (self._work(last) - self._work(before))
+            seconds += grown * (seconds - (self.seconds(before) or 0.0))
+        return seconds
+
+    def rows_touching(self, part: float) -> int:
+        """Returns how many rows read this part of all experts, on average; 1 without experts."""
+        wanted = part * self._touched(math.inf)
+        return 1 + bisect_left(range(1, 1 << 16), True, key=lambda rows: self._touched(rows) >= wanted)
 
     def rows_within(self, seconds: float, most: int) -> int | None:
         """Returns the largest number of rows, up to `most`, that take at most `seconds`. Returns None if every measured
@@ -90,6 +105,10 @@ class StepCost:
         if not self._rows or seconds < self._seconds[0]:
             return None
         return bisect_left(range(1, most + 1), True, key=lambda rows: (self.seconds(rows) or 0.0) > seconds)
+
+    def _work(self, rows: int) -> float:
+        """Returns what experts are read and multiplied, in any unit; the rows without experts."""
+        return self._touched(rows) + self._touched(1) * rows / _READING or rows
 
     def _is_known(self, kind: int) -> bool:
         found = self._kinds[kind]

@@ -145,7 +145,9 @@ class OverlappedReduces:
             partial_CH, grid = None if partial_CH is None else widened(partial_CH, grid), None
         given = partial_CH
         if given is None:  # only its shape and dtype count
-            given = rows.x_CH if grid is None else torch.empty(rows.x_CH.shape, dtype=torch.int32)
+            count, width = rows.x_CH.shape
+            dtype = torch.float32 if grid is None else torch.int32
+            given = torch.empty((end.sums * count, width), dtype=dtype)
         self._meter.block = tag.block
         one = _UnderWay(rows, tag, end, grid, time.perf_counter(), then)
         if wait:

@@ -37,11 +37,14 @@ def attention_pages(
     window: int | None = None,
     scale: float | None = None,
     cap: float = 0.0,
+    sinks_N: Tensor | None = None,
     pool: Pool | None = None,
 ) -> Tensor:
     """Returns f32 outputs [T, N, d]. A query sees `window` keys (None: all). `scale` multiplies scores (None: 1 /
-    sqrt(d)). Then `cap`, unless 0, makes them cap * tanh(score / cap). `kv_of_head` must not decrease."""
+    sqrt(d)). Then `cap`, unless 0, makes them cap * tanh(score / cap). Sinks are scores without keys. `kv_of_head` must
+    not decrease."""
     numbers = score_numbers(q_TNd.shape[2], window, scale, cap)
+    check_sinks(sinks_N, q_TNd.shape[1])
     heads, width = q_TNd.shape[1:]
     head_start = head_starts(kv_of_head, heads, layout.kv_heads)
     spans.check_pages(layout)
@@ -51,7 +54,8 @@ def attention_pages(
         q_TNd = q_TNd.contiguous()
         both = q_TNd.data_ptr(), out_TNd.data_ptr()
         of_spans = layout.packed, spans.packed, len(spans)
-        pool.call("tpiedge_attention", *both, *of_spans, head_start, heads, *numbers)
+        sinks = 0 if sinks_N is None else sinks_N.data_ptr()
+        pool.call("tpiedge_attention", *both, *of_spans, head_start, heads, *numbers, sinks)
         return out_TNd
     for rows, span in spans:
         seen = 0 if window is None else max(0, span.start + 1 - window)
@@ -59,9 +63,13 @@ def attention_pages(
         # f32 keys, or few in bf16, are computed for all KV heads at once, others one head at a time.
         whole = k_KSd.dtype is torch.float32 or k_KSd.numel() <= 1 << 20
         for kv, of_kv in _runs(kv_of_head, whole):
-            grouped = span.tokens, kv.stop - kv.start, -1, width
+            kv_heads = kv.stop - kv.start
+            grouped = span.tokens, kv_heads, -1, width
             q_TKgd, out_TKgd = q_TNd[rows, of_kv].view(grouped), out_TNd[rows, of_kv].view(grouped)
-            _group(q_TKgd, k_KSd[kv].float(), v_KSd[kv].float(), span.start - seen, numbers, out_TKgd)
+            sinks_Kg = None if sinks_N is None else sinks_N[of_kv].view(kv_heads, -1)
+            _group(
+                q_TKgd, k_KSd[kv].float(), v_KSd[kv].float(), span.start - seen, numbers, sinks_Kg, out_TKgd
+            )
     return out_TNd
 
 
@@ -96,6 +104,11 @@ def score_numbers(width: int, window: int | None, scale: float | None, cap: floa
     return NO_WINDOW if window is None else window, 1 / math.sqrt(width) if scale is None else scale, cap
 
 
+def check_sinks(sinks_N: Tensor | None, heads: int) -> None:
+    if sinks_N is not None:
+        check_f32("sinks", sinks_N, (heads,))
+
+
 @functools.lru_cache(maxsize=64)
 def head_starts(kv_of_head: tuple[int, ...], heads: int, kv_heads: int) -> bytes:
     """Returns each KV head's first query head, then `heads`, packed as int64. Raises ValueError."""
@@ -113,14 +126,17 @@ def _group(
     v_KSd: Tensor,
     offset: int,
     numbers: Numbers,
+    sinks_Kg: Tensor | None,
     out_TKgd: Tensor,
 ) -> None:
     tokens, window = q_TKgd.shape[0], numbers[0]
     if tokens == 1:
         # One query sees every key: the heads of a group take the place of tokens and share one pass over the keys.
-        out = _attend(q_TKgd.transpose(0, 1), k_KSd[:, None], v_KSd[:, None], None, numbers)
+        sinks = None if sinks_Kg is None else sinks_Kg[:, None, :, None]
+        out = _attend(q_TKgd.transpose(0, 1), k_KSd[:, None], v_KSd[:, None], None, numbers, sinks)
         out_TKgd.copy_(out.transpose(0, 1))
         return
+    sinks = None if sinks_Kg is None else sinks_Kg[..., None, None]
     # The mask of a query tile is bounded: a long prompt must not need T x S floats.
     tile = max(1, (1 << 21) // k_KSd.shape[1])
     for first in range(0, tokens, tile):
@@ -134,18 +150,29 @@ def _group(
         key = torch.arange(low, high)[None, :]
         seen = key <= query
         seen = seen if window == NO_WINDOW else seen & (key > query - window)
-        out = _attend(q_Kgtd, k_Kgsd, v_Kgsd, seen, numbers)
+        out = _attend(q_Kgtd, k_Kgsd, v_Kgsd, seen, numbers, sinks)
         out_TKgd[first:last] = out.permute(2, 0, 1, 3)
 
 
-def _attend(q_Kgtd: Tensor, k_Kgsd: Tensor, v_Kgsd: Tensor, seen: Tensor | None, numbers: Numbers) -> Tensor:
+def _attend(
+    q_Kgtd: Tensor,
+    k_Kgsd: Tensor,
+    v_Kgsd: Tensor,
+    seen: Tensor | None,
+    numbers: Numbers,
+    sinks_Kg11: Tensor | None,
+) -> Tensor:
     _, scale, cap = numbers
-    if not cap:
+    if not cap and sinks_Kg11 is None:
         return F.scaled_dot_product_attention(q_Kgtd, k_Kgsd, v_Kgsd, attn_mask=seen, scale=scale)
-    scores = torch.tanh(q_Kgtd @ k_Kgsd.transpose(-1, -2) * scale / cap) * cap
+    scores = q_Kgtd @ k_Kgsd.transpose(-1, -2) * scale
+    if cap:
+        scores = torch.tanh(scores / cap) * cap
     if seen is not None:
         scores.masked_fill_(~seen, -math.inf)
-    return torch.softmax(scores, -1) @ v_Kgsd
+    if sinks_Kg11 is not None:
+        scores = torch.cat((scores, sinks_Kg11.expand(*scores.shape[:-1], 1)), -1)
+    return torch.softmax(scores, -1)[..., : k_Kgsd.shape[-2]] @ v_Kgsd
 
 
 def _runs(kv_of_head: tuple[int, ...], whole: bool) -> list[tuple[slice, slice]]:

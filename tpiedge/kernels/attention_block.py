@@ -7,11 +7,12 @@ T tokens, H hidden size, n query heads, K KV heads, d head width, r rotated widt
 import ctypes
 import struct
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from tpiedge.kernels.attention import head_starts, score_numbers
+from tpiedge.kernels.attention import check_sinks, head_starts, score_numbers
 from tpiedge.kernels.elementwise import Rotation
 from tpiedge.kernels.experts import FusedExperts
 from tpiedge.kernels.ffn import NORMED_BYTES, SCRATCH_BYTES, FusedFFN, check_inputs
@@ -23,7 +24,7 @@ from tpiedge.kernels.panel_matrix import PanelMatrix
 from tpiedge.kernels.shared_library import MAX_HEAD_WIDTH
 
 # As AttentionBlock of native/interface.h: between its matrices and its layout, and after it; at the end `head_starts`.
-_BLOCK = struct.Struct("=11q")
+_BLOCK = struct.Struct("=12q")
 _REST = struct.Struct("=q3d")
 # As PanelBlock of native/interface.h, before the block's end.
 _PANEL_BLOCK = struct.Struct("=4q")
@@ -39,7 +40,7 @@ class FusedAttention:
     - `biases` belong to q, k and v, `head_norms_d` to q and k, `value_norm_d` to values.
     - `own_heads` says that q and k have all nodes' heads, and that each of their norms is over all of them at once.
       It is the first own query head and KV head.
-    - `rotated`: columns of a head, None for all. `window`, `scale` and `cap`: attention.py.
+    - `rotated`: columns of a head, None for all. `sinks_n`, `window`, `scale`, `cap`: attention.py.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class FusedAttention:
         head_norms_d: tuple[Tensor | None, Tensor | None] | None = None,
         value_norm_d: Tensor | None = None,
         own_heads: tuple[int, int] | None = None,
+        sinks_n: Tensor | None = None,
         window: int | None = None,
         scale: float | None = None,
         cap: float = 0.0,
@@ -78,6 +80,7 @@ class FusedAttention:
         for w, norm_d, heads in zip((q, k, v or k), norms, (own_heads, own_heads, None), strict=True):
             if norm_d is not None:
                 check_f32("a head's norm", norm_d, (0 if w is None else w.rows if heads else width,))
+        check_sinks(sinks_n, o.rows // width)
         numbers = score_numbers(width, window, scale, cap)
         projections = [w for w in (q, k, v) if w is not None]
         self.packed = b"".join(
@@ -86,7 +89,13 @@ class FusedAttention:
                 NO_PANELS * (3 - len(projections)),
                 pack_row_parallel(o, grid.exponent, grid.most),
                 _BLOCK.pack(
-                    *(len(projections), q.cols, _data(norm_H), o.rows // width, *map(_data, norms)),
+                    *(
+                        len(projections),
+                        q.cols,
+                        _data(norm_H),
+                        o.rows // width,
+                        *map(_data, (*norms, sinks_n)),
+                    ),
                     *(own_heads is not None, *(own_heads or (0, 0)), self.rotated),
                 ),
                 layout.packed,
@@ -94,7 +103,7 @@ class FusedAttention:
                 head_starts(kv_of_head, o.rows // width, layout.kv_heads),
             )
         )
-        self._kept = matrices, biases, norm_H, norms  # their addresses are packed
+        self._kept = matrices, biases, norm_H, norms, sinks_n  # their addresses are packed
         self._pool = pool
         self.hidden, self.outputs = q.cols, o.cols
         self._layout, self.positions = layout, layout.positions
@@ -129,28 +138,36 @@ class FusedAttention:
         check_f32("activations", x_TH, (spans.tokens, self.hidden), contiguous=False)
 
 
+class FusedPair(NamedTuple):
+    """An FFN and experts side by side. Their sums have one grid and one end."""
+
+    ffn: FusedFFN
+    experts: FusedExperts
+
+
 _KINDS = FusedAttention, FusedFFN, FusedExperts  # in the order of PanelBlock
+_Blocks = tuple[FusedFFN | FusedExperts | FusedPair, ...]
 
 
 class FusedLayers:
     """Computes all layers in one native call, on a single node. All layers have the same H and positions of a page.
 
-    A layer is an attention block and any number of FFNs and blocks of experts. `ends` has the ends of each layer's
+    A layer is an attention block and any number of FFNs, blocks of experts or pairs. `ends` has the ends of a layer's
     blocks. `rotations` has the number of the call's rotation that each layer uses. FFNs without up use the columns of a
     call's inputs one after the other. Raises ValueError.
     """
 
     def __init__(
         self,
-        layers: Sequence[tuple[FusedAttention, *tuple[FusedFFN | FusedExperts, ...]]],
+        layers: Sequence[tuple[FusedAttention, *_Blocks]],
         pool: Pool,
         ends: Sequence[tuple[BlockEnd, ...]] | None = None,
         rotations: Sequence[int] | None = None,
     ) -> None:
         ends = [(PLAIN_END,) * len(layer) for layer in layers] if ends is None else ends
         rotations = [0] * len(layers) if rotations is None else rotations
-        blocks = [block for layer in layers for block in layer]
-        hidden = {width for block in blocks for width in (block.hidden, block.outputs)}
+        blocks = [_parts(block) for layer in layers for block in layer]
+        hidden = {width for parts in blocks for one in parts for width in (one.hidden, one.outputs)}
         positions = {attention.positions for attention, *_ in layers}
         turned = {(number, layer[0].rotated) for number, layer in zip(rotations, layers, strict=True)}
         #: Columns that each of a call's rotations has.
@@ -166,15 +183,19 @@ class FusedLayers:
         self.inputs = 0
         self._packed, width = b"", hidden.pop()
         for layer, of_layer, number in zip(layers, ends, rotations, strict=True):
-            own: tuple[FusedAttention | FusedFFN | FusedExperts, ...] = layer
-            for block, end in zip(own, of_layer, strict=True):
+            for parts, end in zip(map(_parts, layer), of_layer, strict=True):
                 end.check(width)
-                kinds = (_address(block.packed) * isinstance(block, kind) for kind in _KINDS)
-                first = number if isinstance(block, FusedAttention) else self.inputs
-                self._packed += _PANEL_BLOCK.pack(*kinds, first) + end.packed
-                if isinstance(block, FusedFFN):
-                    self.inputs += block.inputs
-        self._scratch = width + max(block.scratch for block in blocks)
+                if end.sums != len(parts):
+                    raise ValueError(f"a block of {len(parts)} sums has an end of {end.sums}")
+                addresses = [0] * len(_KINDS)
+                for one in parts:
+                    addresses[_KINDS.index(type(one))] = _address(one.packed)
+                first = number if isinstance(parts[0], FusedAttention) else self.inputs
+                self._packed += _PANEL_BLOCK.pack(*addresses, first) + end.packed
+                self.inputs += sum(one.inputs for one in parts if isinstance(one, FusedFFN))
+        self._scratch = max(
+            len(parts) * width + max(len(parts) * width, *(one.scratch for one in parts)) for parts in blocks
+        )
         #: The most tokens whose scratch is not larger than the scratch of an FFN block.
         self.most_tokens = max(1, (SCRATCH_BYTES + NORMED_BYTES) // (F32_BYTES * self._scratch))
 
@@ -204,6 +225,12 @@ class FusedLayers:
             ctypes.addressof(seconds),
         )
         return seconds[0], seconds[1]
+
+
+def _parts(
+    block: FusedAttention | FusedFFN | FusedExperts | FusedPair,
+) -> tuple[FusedAttention | FusedFFN | FusedExperts, ...]:
+    return block if isinstance(block, FusedPair) else (block,)
 
 
 def _check_matrices(matrices: Projections, layout: PageLayout, first: tuple[int, int], whole: bool) -> None:

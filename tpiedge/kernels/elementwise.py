@@ -68,6 +68,8 @@ class Activation(StrEnum):
     SILU = "silu"
     GELU_TANH = "gelu_pytorch_tanh"
     TANH = "tanh"
+    #: With g = min(gate, 7) and u = clamp(up, -7, 7): g * sigmoid(1.702 g) * (u + 1).
+    GPT_OSS = "gpt_oss"
 
     @property
     def number(self) -> int:
@@ -115,7 +117,10 @@ def activate(
 ) -> Tensor:
     """Returns activation(gate) * up, or activation(gate). Without `pool`, `gate_TF` is overwritten."""
     if pool is None:
-        if activation is Activation.SILU:
+        if activation is Activation.GPT_OSS:
+            gate_TF.clamp_(max=7).mul_(torch.sigmoid(1.702 * gate_TF))
+            up_TF = None if up_TF is None else up_TF.clamp(-7, 7) + 1
+        elif activation is Activation.SILU:
             F.silu(gate_TF, inplace=True)
         elif activation is Activation.TANH:
             gate_TF.tanh_()

@@ -8,16 +8,18 @@ i and i + 4, i and i + 2, i and i + 1. Exponentials are whole numbers, as in dra
 
 import struct
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as functional
 from numpy.typing import NDArray
 from torch import Tensor
 
 from tpiedge.kernels.draw import mass_bits, masses_of
 from tpiedge.kernels.elementwise import Activation, activate, rms_norm
 from tpiedge.kernels.ffn import check_ffn
-from tpiedge.kernels.grid import NOT_A_NUMBER, Grid, sums_of
+from tpiedge.kernels.grid import MOST_OF_A_PART, NOT_A_NUMBER, Grid, sums_of
 from tpiedge.kernels.library import (
     F32_BYTES,
     NATIVE_TOKENS,
@@ -30,6 +32,7 @@ from tpiedge.kernels.linear import Linear, check_activations
 from tpiedge.kernels.panel_matrix import PanelMatrix, Weight
 
 _F32 = NDArray[np.float32]
+Routed = tuple[Tensor, Tensor]  # what `route` returns
 _LANES = 16
 _FLOATS = 1 << 18  # of the lanes of the tokens that are routed together
 _MOST_EXPERTS = 1024  # as in native/experts.cpp
@@ -37,77 +40,152 @@ _MOST_EXPERTS = 1024  # as in native/experts.cpp
 #: hidden column and 4 an expert.
 MOST_TOKENS = 512
 
-# As the end of PanelExperts of native/interface.h: numbers; router, norm, eps, activation.
-_SIZES = struct.Struct("=4q")
-_REST = struct.Struct("=2qdq")
+_ROUTER = struct.Struct("=7q")  # Router of native/interface.h
+# As the end of PanelExperts of native/interface.h: expert's bytes, biases, norm, eps, activation.
+_REST = struct.Struct("=5qdq")
 
 
-def route(
-    h_TH: Tensor,
-    router_EH: Tensor,
-    chosen: int,
-    normalised: bool,
-    pool: Pool | None,
-) -> tuple[Tensor, Tensor]:
-    """Returns the chosen experts int64 [T, k], ascending, and their weights f32 [T, k].
+class Router(NamedTuple):
+    """Scores E experts for each token, and gives it `chosen` of them."""
 
-    The first of the largest logits win. Weights are parts of the softmax of all logits, or of the chosen if
-    `normalised`; NaN for infinite logits.
+    weights_EH: Tensor
+    chosen: int
+    #: Whether weights are parts of the softmax of the chosen experts' scores, else of all scores.
+    normalised: bool
+    #: Is added to the scores.
+    bias_E: Tensor | None = None
+    #: The weight of the norm of its input. None: it reads what the experts read.
+    norm_H: Tensor | None = None
+    #: Multiplies the experts' weights.
+    scale_E: Tensor | None = None
+
+    @property
+    def packed(self) -> bytes:
+        """The bytes of Router in native/interface.h."""
+        vectors = map(_address, (self.bias_E, self.norm_H, self.scale_E))
+        experts = len(self.weights_EH)
+        return _ROUTER.pack(self.weights_EH.data_ptr(), experts, self.chosen, self.normalised, *vectors)
+
+    def check(self, hidden: int) -> None:
+        """Raises ValueError unless it scores tokens of `hidden` columns."""
+        experts = len(self.weights_EH)
+        check_f32("a router", self.weights_EH, (experts, hidden))
+        if not 1 <= self.chosen <= experts <= _MOST_EXPERTS:
+            raise ValueError(
+                f"{self.chosen} of {experts} experts are to be chosen; there may be {_MOST_EXPERTS}"
+            )
+        for x, width in ((self.bias_E, experts), (self.norm_H, hidden), (self.scale_E, experts)):
+            if x is not None:
+                check_f32("a router's vector", x, (width,))
+
+
+class ExpertBiases(NamedTuple):
+    """Biases of each expert. Those of gate and up have as many columns as the matrices have rows."""
+
+    gate_EF: Tensor
+    up_EF: Tensor
+    #: Only one node has it.
+    down_EO: Tensor | None
+
+    def of_columns(self, own: slice, rows: int) -> "ExpertBiases":
+        """Returns the biases of a node with some columns, for matrices of `rows`. Padding stays zero."""
+        gate_EF, up_EF = (
+            functional.pad(x_EF[:, own], (0, rows - x_EF[:, own].shape[1])).contiguous()
+            for x_EF in (self.gate_EF, self.up_EF)
+        )
+        return ExpertBiases(gate_EF, up_EF, self.down_EO if own.start == 0 else None)
+
+    def check(self, experts: int, columns: int, outputs: int) -> None:
+        """Raises ValueError unless the biases have these shapes."""
+        for x, width in ((self.gate_EF, columns), (self.up_EF, columns), (self.down_EO, outputs)):
+            if x is not None:
+                check_f32("experts' biases", x, (experts, width))
+
+
+class Mixed(NamedTuple):
+    """The sums [T, O], and the experts of each token int64 [T, k], ascending."""
+
+    sums_TO: Tensor
+    chosen_Tk: Tensor
+
+
+def route(h_TH: Tensor, router: Router, pool: Pool | None) -> Routed:
+    """Returns the chosen experts int64 [T, k], ascending, and their weights f32 [T, k]. The caller applies the router's
+    norm.
+
+    The first of the largest scores win. Weights are NaN if a score is not finite.
     """
-    count, hidden = router_EH.shape
-    _check_router(router_EH, (count, hidden), chosen)
+    hidden = h_TH.shape[1]
+    router.check(hidden)
     check_activations(h_TH, hidden)
     if pool is not None:
-        h_TH, tokens = h_TH.contiguous(), len(h_TH)
-        logits_TE = torch.empty((tokens, count))
-        chosen_Tk, weights_Tk = (
-            torch.empty((tokens, chosen), dtype=torch.int64),
-            torch.empty((tokens, chosen)),
-        )
-        of_router = router_EH.data_ptr(), count, chosen, normalised, logits_TE.data_ptr()
-        results = chosen_Tk.data_ptr(), weights_Tk.data_ptr()
-        pool.call("tpiedge_route", h_TH.data_ptr(), tokens, hidden, *of_router, *results)
+        h_TH, shape = h_TH.contiguous(), (len(h_TH), router.chosen)
+        room_TE = torch.empty((len(h_TH), len(router.weights_EH)))
+        chosen_Tk, weights_Tk = torch.empty(shape, dtype=torch.int64), torch.empty(shape)
+        results = (x.data_ptr() for x in (room_TE, chosen_Tk, weights_Tk))
+        pool.call("tpiedge_route", h_TH.data_ptr(), *h_TH.shape, router.packed, *results)
         return chosen_Tk, weights_Tk
-    h, router, step = h_TH.contiguous().numpy(), router_EH.numpy(), max(1, _FLOATS // (_LANES * count))
-    logits = [_logits(h[first : first + step], router) for first in range(0, len(h), step)]
-    all_TE = np.concatenate([np.empty((0, count), np.float32), *logits])
-    ids, weights = _choose(all_TE, chosen, normalised)
-    return torch.from_numpy(ids), torch.from_numpy(weights)
+    h, weights = h_TH.contiguous().numpy(), router.weights_EH.numpy()
+    step = max(1, _FLOATS // (_LANES * len(weights)))
+    logits = [_logits(h[first : first + step], weights) for first in range(0, len(h), step)]
+    logits_TE = np.concatenate([np.empty((0, len(weights)), np.float32), *logits])
+    ids, parts = _choose(logits_TE, router)
+    return torch.from_numpy(ids), torch.from_numpy(parts)
 
 
 def experts(
     x_TH: Tensor,
     norm_H: Tensor | None,
     eps: float,
-    router_EH: Tensor,
+    router: Router,
     expert: Callable[[int], tuple[Weight, Weight, Weight]],
-    chosen: int,
-    normalised: bool,
     linear: Linear,
     activation: Activation = Activation.SILU,
     grid: Grid | None = None,
-) -> Tensor:
-    """Returns f32 [T, H], or integers in units of 2**grid.exponent. `expert` returns an expert's gate, up and down.
-    `grid` is for quantised experts in INT8. Weights multiply what enters down. Experts are added in their order.
+    biases: ExpertBiases | None = None,
+) -> Mixed:
+    """Returns sums in f32, or integers in units of 2**grid.exponent. `expert` returns an expert's gate, up and down.
+    `grid` is for quantised experts in INT8. Weights multiply what enters down, and its bias. Experts are added in their
+    order.
     """
-    check_activations(x_TH, router_EH.shape[1])
+    check_activations(x_TH, router.weights_EH.shape[1])
     h_TH = normed(x_TH, norm_H, eps, linear.pool)
-    chosen_Tk, weights_Tk = route(h_TH, router_EH, chosen, normalised, linear.pool)
+    of_router_TH = h_TH if router.norm_H is None else normed(x_TH, router.norm_H, eps, linear.pool)
+    chosen_Tk, weights_Tk = route(of_router_TH, router, linear.pool)
     y_TH = torch.zeros(x_TH.shape, dtype=torch.float32 if grid is None else torch.int64)
-    of_one = None if grid is None else Grid(grid.exponent, grid.most // chosen)
+    down_EO = None if biases is None else biases.down_EO
+    parts = router.chosen * (1 if down_EO is None else 2)
+    of_one = None if grid is None else Grid(grid.exponent, grid.most // parts)
     narrow = grid is not None
     for number in np.unique(chosen_Tk.numpy()).tolist():
         gate, up, down = expert(number)
         rows, at = (chosen_Tk == number).nonzero(as_tuple=True)
         # The bits of more rows at once may depend on their number.
         for rows_R, at_R in zip(rows.split(NATIVE_TOKENS), at.split(NATIVE_TOKENS), strict=True):
+            weights_R1 = weights_Tk[rows_R, at_R, None]
             gate_RF, up_RF = linear.project_many(h_TH[rows_R], (gate, up))
+            if biases is not None:
+                gate_RF += biases.gate_EF[number]
+                up_RF += biases.up_EF[number]
             inner_RF = activate(gate_RF, up_RF, activation, linear.pool)
-            inner_RF *= weights_Tk[rows_R, at_R, None]
-            part_RH = linear.contract(inner_RF, down, of_one)
-            narrow &= part_RH.dtype is torch.int32
-            y_TH[rows_R] = _sum(y_TH[rows_R], part_RH)
-    return y_TH.int() if narrow else y_TH
+            inner_RF *= weights_R1
+            found = [linear.contract(inner_RF, down, of_one)]
+            if down_EO is not None:
+                found.append(_part(weights_R1 * down_EO[number], of_one))
+            for part_RH in found:
+                narrow &= part_RH.dtype is torch.int32
+                y_TH[rows_R] = _sum(y_TH[rows_R], part_RH)
+    return Mixed(y_TH.int() if narrow else y_TH, chosen_Tk)
+
+
+def _part(x_RH: Tensor, grid: Grid | None) -> Tensor:
+    """Rounds numbers to the grid as the native kernels do."""
+    if grid is None:
+        return x_RH
+    steps_RH = (x_RH * 2.0**-grid.exponent).round()
+    within_RH = steps_RH.abs() <= MOST_OF_A_PART
+    part_RH = steps_RH.masked_fill(~within_RH, 0).long().masked_fill_(~within_RH, NOT_A_NUMBER)
+    return part_RH.int() if (part_RH.abs() <= grid.most).all() and within_RH.all() else part_RH
 
 
 def _sum(sum_RH: Tensor, part_RH: Tensor) -> Tensor:
@@ -120,25 +198,28 @@ def _sum(sum_RH: Tensor, part_RH: Tensor) -> Tensor:
 
 class FusedExperts:
     """A block of quantised experts. `matrices` are the first expert's gate, up and down; those of other experts lie
-    `expert_nbytes` further each. Their memory must not move. Raises ValueError."""
+    `expert_nbytes` further each. The memory of all arguments must not move. Raises ValueError."""
 
     def __init__(
         self,
         norm_H: Tensor | None,
         eps: float,
-        router_EH: Tensor,
+        router: Router,
         matrices: tuple[PanelMatrix, PanelMatrix, PanelMatrix],
-        experts: int,
         expert_nbytes: int,
-        chosen: int,
-        normalised: bool,
         pool: Pool,
         grid: Grid,
         activation: Activation = Activation.SILU,
+        biases: ExpertBiases | None = None,
     ) -> None:
         gate, up, down = matrices
         self.hidden, self.outputs = check_ffn(norm_H, matrices), down.cols
-        _check_router(router_EH, (experts, self.hidden), chosen)
+        router.check(self.hidden)
+        experts = len(router.weights_EH)
+        if not down.rows:
+            raise ValueError("experts have no columns on this node")
+        if biases is not None:
+            biases.check(experts, down.rows, down.cols)
         for w in matrices:
             needed = (experts - 1) * expert_nbytes + w.nbytes
             if w.data_B.numel() < needed or w.rows_per_unit != gate.rows_per_unit:
@@ -147,20 +228,21 @@ class FusedExperts:
                 )
         self.packed = (
             b"".join((pack_panels(gate), pack_panels(up), pack_row_parallel(down, grid.exponent, grid.most)))
-            + _SIZES.pack(experts, expert_nbytes, chosen, normalised)
+            + router.packed
             + _REST.pack(
-                router_EH.data_ptr(), 0 if norm_H is None else norm_H.data_ptr(), eps, activation.number
+                expert_nbytes, *map(_address, biases or (None,) * 3), _address(norm_H), eps, activation.number
             )
         )
-        self._pool = pool
-        self._kept = matrices, norm_H, router_EH  # their addresses are packed
+        self._pool, self._chosen = pool, router.chosen
+        self._kept = matrices, norm_H, router, biases  # their addresses are packed
         self.scratch = self.hidden
 
-    def run(self, x_TH: Tensor) -> Tensor:
-        """Returns integers [T, O], in units of 2**grid.exponent."""
+    def run(self, x_TH: Tensor) -> Mixed:
+        """Returns integers in units of 2**grid.exponent."""
         check_activations(x_TH, self.hidden)
         x_TH = x_TH.contiguous()
         scratch = torch.empty(min(len(x_TH), MOST_TOKENS) * self.scratch)
+        chosen_Tk = torch.empty((len(x_TH), self._chosen), dtype=torch.int64)
 
         def compute(sums_TO: Tensor, wide: bool) -> bool:
             return all(
@@ -169,6 +251,7 @@ class FusedExperts:
                     self.packed,
                     x_TH.data_ptr() + F32_BYTES * self.hidden * first,
                     sums_TO.data_ptr() + sums_TO.itemsize * self.outputs * first,
+                    chosen_Tk.data_ptr() + chosen_Tk.itemsize * self._chosen * first,
                     min(MOST_TOKENS, len(x_TH) - first),
                     scratch.data_ptr(),
                     wide,
@@ -176,13 +259,11 @@ class FusedExperts:
                 for first in range(0, len(x_TH), MOST_TOKENS)
             )
 
-        return sums_of((len(x_TH), self.outputs), compute)
+        return Mixed(sums_of((len(x_TH), self.outputs), compute), chosen_Tk)
 
 
-def _check_router(router_EH: Tensor, shape: tuple[int, int], chosen: int) -> None:
-    check_f32("a router", router_EH, shape)
-    if not 1 <= chosen <= shape[0] <= _MOST_EXPERTS:
-        raise ValueError(f"{chosen} of {shape[0]} experts are to be chosen; there may be {_MOST_EXPERTS}")
+def _address(x: Tensor | None) -> int:
+    return 0 if x is None else x.data_ptr()
 
 
 def normed(x_TH: Tensor, norm_H: Tensor | None, eps: float, pool: Pool | None) -> Tensor:
@@ -221,14 +302,18 @@ def _added(lanes: _F32) -> _F32:
     return lanes[..., 0]
 
 
-def _choose(logits_TE: _F32, chosen: int, normalised: bool) -> tuple[NDArray[np.int64], _F32]:
+def _choose(logits_TE: _F32, router: Router) -> tuple[NDArray[np.int64], _F32]:
+    if router.bias_E is not None:
+        logits_TE = logits_TE + router.bias_E.numpy()
     finite_T1 = np.isfinite(logits_TE).all(1, keepdims=True)
     logits_TE = np.where(finite_T1, logits_TE, np.float32(0))
-    chosen_Tk = np.sort(np.argsort(-logits_TE, axis=1, kind="stable")[:, :chosen], axis=1).astype(np.int64)
+    order_TE = np.argsort(-logits_TE, axis=1, kind="stable")
+    chosen_Tk = np.sort(order_TE[:, : router.chosen], axis=1).astype(np.int64)
     masses_TE = masses_of(logits_TE, 1.0, mass_bits(logits_TE.shape[1]))
     masses_Tk = np.take_along_axis(masses_TE, chosen_Tk, 1)
-    total_T1 = (masses_Tk if normalised else masses_TE).sum(1, keepdims=True)
-    return chosen_Tk, np.where(finite_T1, masses_Tk / total_T1, np.nan).astype(np.float32)
+    total_T1 = (masses_Tk if router.normalised else masses_TE).sum(1, keepdims=True)
+    weights_Tk = np.where(finite_T1, masses_Tk / total_T1, np.nan).astype(np.float32)
+    return chosen_Tk, weights_Tk if router.scale_E is None else weights_Tk * router.scale_E.numpy()[chosen_Tk]
 
 
 def _add_squares(sums: _F32, x: _F32) -> _F32:

@@ -18,10 +18,11 @@ from tpiedge.kernels.elementwise import rms_norm
 from tpiedge.kernels.library import Pool, check_f32
 
 NOT_A_NUMBER: Final = -(1 << 63)  # a sum with a part that is NaN or out of range
+MOST_OF_A_PART: Final = 1 << 46
 MOST: Final = 1 << 56  # the largest magnitude of any other int64 sum
 
 _INT32: Final = (1 << 31) - 1
-_END: Final = struct.Struct("=2q3d")
+_END: Final = struct.Struct("=2q3d2q")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +56,11 @@ def widened(sums: Tensor, grid: Grid) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class BlockEnd:
-    """Ends a block of width H with x = scale * (x + factor * norm(sum + bias)), each operation rounded to f32.
+    """Ends a block of width H with x = scale * (x + factor * norm(y + bias)), each operation rounded to f32. y is the
+    block's sum. A block of two sums has norms of `parts`: y = norm(first sum) + norm(second sum).
 
-    `norm_H` is the weight of an RMS norm. None leaves out the bias or the norm. The tensors are contiguous f32 that
-    must not move.
+    `norm_H` is the weight of an RMS norm, as are `parts`. None leaves out the bias or the norm. The tensors are
+    contiguous f32 that must not move.
     """
 
     bias_H: Tensor | None = None
@@ -66,16 +68,25 @@ class BlockEnd:
     eps: float = 0.0
     factor: float = 1.0
     scale: float = 1.0
+    parts: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def sums(self) -> int:
+        return 1 if self.parts is None else 2
 
     @cached_property
     def packed(self) -> bytes:
         """The bytes of BlockEnd in native/interface.h."""
-        addresses = (0 if x_H is None else x_H.data_ptr() for x_H in (self.bias_H, self.norm_H))
-        return _END.pack(*addresses, self.eps, self.factor, self.scale)
+        bias, norm, *parts = (
+            0 if x_H is None else x_H.data_ptr()
+            for x_H in (self.bias_H, self.norm_H, *(self.parts or (None, None)))
+        )
+        return _END.pack(bias, norm, self.eps, self.factor, self.scale, *parts)
 
     def check(self, width: int) -> None:
-        """Raises ValueError unless bias and norm have `width` numbers."""
-        for name, x_H in (("bias", self.bias_H), ("norm", self.norm_H)):
+        """Raises ValueError unless bias and norms have `width` numbers."""
+        norms = (("norm", norm_H) for norm_H in (self.norm_H, *(self.parts or ())))
+        for name, x_H in (("bias", self.bias_H), *norms):
             if x_H is not None:
                 check_f32(f"the {name} at a block's end", x_H, (width,))
 
@@ -87,26 +98,29 @@ def add_sums(
     x_TH: Tensor, sums_TH: Tensor, grid: Grid | None, pool: Pool | None, end: BlockEnd = PLAIN_END
 ) -> None:
     """Ends a block: changes `x_TH` (f32) by `sums_TH`, which is int32 or int64 in steps of `grid`, or f32 without a
-    grid. Both are contiguous. Raises ValueError."""
+    grid. The rows of a second sum follow those of the first one. Both tensors are contiguous. Raises ValueError."""
     end.check(x_TH.shape[-1])
     kinds = (torch.float32,) if grid is None else (torch.int32, torch.int64)
     if (
         x_TH.dtype is not torch.float32
         or sums_TH.dtype not in kinds
-        or x_TH.shape != sums_TH.shape
+        or (end.sums * x_TH.shape[0], *x_TH.shape[1:]) != sums_TH.shape
         or not (x_TH.is_contiguous() and sums_TH.is_contiguous() and x_TH.is_cpu and sums_TH.is_cpu)
     ):
         raise ValueError(
             f"sums {list(sums_TH.shape)} {sums_TH.dtype} do not fit f32 {list(x_TH.shape)} {x_TH.dtype}"
         )
     if pool is not None:
-        scratch = None if end.norm_H is None else torch.empty(x_TH.shape)
+        scratch = None if end.norm_H is None and end.parts is None else torch.empty(sums_TH.shape)
         exponent, kind = (0, 2) if grid is None else (grid.exponent, kinds.index(sums_TH.dtype))
         room = 0 if scratch is None else scratch.data_ptr()
         of_sums = sums_TH.data_ptr(), *x_TH.shape, exponent, kind
         pool.call("tpiedge_add_sums", x_TH.data_ptr(), *of_sums, end.packed, room)
         return
     y_TH = sums_TH if grid is None else widened(sums_TH, grid)
+    if end.parts is not None:
+        first_TH, second_TH = map(rms_norm, y_TH.chunk(2), end.parts, (end.eps, end.eps))
+        y_TH = first_TH + second_TH
     if end.bias_H is not None:
         y_TH = y_TH + end.bias_H
     if end.norm_H is not None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from tpiedge.native_code import Signatures, find_library, load_library
 
-ABI = 14  # as in native/interface.cpp
+ABI = 16  # as in native/interface.cpp
 
 _TYPES = {
     **{"i": ctypes.c_int, "n": ctypes.c_int64, "u": ctypes.c_uint32, "U": ctypes.c_uint64},
@@ -30,8 +30,8 @@ _FUNCTIONS = {
     "tpiedge_panels_contract": ("ppnbi", "i"),
     "tpiedge_panels_attention": ("pbppbnbpi", "i"),
     "tpiedge_panels_ffn": ("pbppnpnpi", "i"),
-    "tpiedge_route": ("ppnnpnnippp", ""),
-    "tpiedge_panels_experts": ("pbppnpi", "i"),
+    "tpiedge_route": ("ppnnbppp", ""),
+    "tpiedge_panels_experts": ("pbpppnpi", "i"),
     "tpiedge_add_sums": ("pppnnnibp", ""),
     "tpiedge_panels_stack": ("pbnpbnbpnpp", "i"),
     "tpiedge_rms_norm": ("pppnnnnnpf", ""),
@@ -39,7 +39,7 @@ _FUNCTIONS = {
     "tpiedge_crc32": ("pnu", "u"),
     "tpiedge_activate": ("ppppnn", ""),
     "tpiedge_kv_append": ("pppbbnnnnn", ""),
-    "tpiedge_attention": ("pppbbnbnnff", ""),
+    "tpiedge_attention": ("pppbbnbnnffp", ""),
     "tpiedge_quantise": ("npnnnnnnpp", "n"),
     "tpiedge_draw": ("npndnddd", "n"),
     "tpiedge_likeliest": ("npnnp", "n"),

@@ -1,7 +1,9 @@
 """Counts and deletes a machine's page files, for its agent, the master and `tpiedge cache`. Reads no file."""
 
+import math
 import os
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -35,36 +37,39 @@ class PageFolder:
     def usage(self, *, clear: bool = False) -> tuple[PageUsage, PageUsage]:
         """Returns what kept and parked pages take on disk. If `clear`, deletes them; a running node misses them only
         when it looks for them. Raises UserError, DiskFull."""
-        kept, parked = (_usage(self.path / name, clear=clear) for name in (KEPT, PARKED))
+        most = 0 if clear else math.inf
+        kept, parked = (_usage(self.path / name, most) for name in (KEPT, PARKED))
         return kept, parked
 
     def clear_unusable(self) -> None:
-        """Deletes parked pages, and kept pages if the owner gives them no space any more. Raises UserError,
+        """Deletes parked pages, and the oldest kept pages that the owner gives no space any more. Raises UserError,
         DiskFull."""
-        for name in (PARKED,) if self.keep_bytes else (PARKED, KEPT):
-            _usage(self.path / name, clear=True)
+        _usage(self.path / PARKED, 0)
+        _usage(self.path / KEPT, self.keep_bytes)
 
 
-def _usage(folder: Path, *, clear: bool) -> PageUsage:
-    pages, nbytes = set[str](), 0
+def _usage(folder: Path, most: float) -> PageUsage:
+    """Returns what page files take. Deletes the oldest files beyond `most` bytes."""
+    pages, nbytes, found = set[str](), 0, list[tuple[int, int, str, str]]()
     try:
         with os.scandir(folder) as entries:
-            for entry in list(entries):
-                found = PAGE_FILE.fullmatch(entry.name)
-                if found is None:
-                    continue
-                try:
-                    size = entry.stat(follow_symlinks=False).st_blocks * 512
-                    if clear:
-                        os.unlink(entry.path)
-                except FileNotFoundError:  # the node evicts files meanwhile
-                    continue
+            for entry in entries:
+                match = PAGE_FILE.fullmatch(entry.name)
+                if match is not None:
+                    with suppress(FileNotFoundError):  # the node evicts files meanwhile
+                        stat = entry.stat(follow_symlinks=False)
+                        found.append((stat.st_mtime_ns, stat.st_blocks * 512, match[1] or "", entry.path))
+        for _, size, page, path in sorted(found, reverse=True):
+            with suppress(FileNotFoundError):
+                if nbytes + size > most or not most:
+                    os.unlink(path)
                 nbytes += size
-                if found[1]:
-                    pages.add(found[1])
+                pages |= {page} - {""}
     except FileNotFoundError:
         pass  # nothing was ever written
     except OSError as error:
-        words = f"cannot {'delete' if clear else 'count'} the page files in {folder}: {error.strerror}"
+        words = (
+            f"cannot {'count' if most == math.inf else 'delete'} the page files in {folder}: {error.strerror}"
+        )
         raise cannot_write(folder, error, words) from None
     return PageUsage(len(pages), nbytes)

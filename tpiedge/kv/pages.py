@@ -73,8 +73,8 @@ class PagePool:
     def idle_among(self, pages: Sequence[int]) -> int:
         return sum(page in self._idle for page in pages)
 
-    def held_once(self, page: int) -> bool:
-        return self._counts[page] == 1
+    def holders(self, page: int) -> int:
+        return self._counts[page]
 
     def allocate(self) -> int:
         """Returns a page to write to, held once. Raises InternalError."""

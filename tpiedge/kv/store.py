@@ -10,6 +10,7 @@ The index may name files that were deleted or damaged meanwhile. No method does 
 
 import contextlib
 import errno
+import hashlib
 import mmap
 import os
 import secrets
@@ -72,15 +73,15 @@ class _NewFile(Descriptor):
 
 class PageStore:
     """The page files in `folder`, sealed with the key `seal`. Evicts the least recently used pages, at the start and
-    when a page is left; `limit_bytes` may be set any time. Leaves a tenth of the disk free, at most 1 GiB. Any thread
-    may call the methods, but only one process may leave pages. Memory: 300 bytes per page, and a buffer for one section
-    per thread."""
+    when a page is left. Leaves a tenth of the disk free, at most 1 GiB. If not `durable`, pages of another key are
+    deleted at the start, and a power cut may spoil pages. Any thread may call the methods, but only one process may
+    leave pages. Memory: 400 bytes per page, and a buffer for one section per thread."""
 
-    def __init__(self, folder: Path, limit_bytes: int, seal: bytes) -> None:
+    def __init__(self, folder: Path, limit_bytes: int, seal: bytes, *, durable: bool = True) -> None:
         self.folder = folder
         self.limit_bytes = limit_bytes
         self.evicted = 0  # pages
-        self._seal = Seal(seal)
+        self._seal, self._durable = Seal(seal), durable
         self._lock = threading.Lock()
         self._local = threading.local()
         self._pages = OrderedDict[bytes, tuple[_PageFile, ...]]()  # the least recently used first
@@ -88,9 +89,9 @@ class PageStore:
         self._used_ns = 0
         with contextlib.suppress(OSError):  # nothing was left here before
             self._scan()
-        with self._lock:
-            evicted = self._evict(limit_bytes)
-        self._delete(evicted)
+        if not durable and not self._is_own(seal):
+            self.clear()
+        self.limit(limit_bytes)
 
     def __contains__(self, name: bytes) -> bool:
         """Whether the index has a file of the page. Does no I/O."""
@@ -111,8 +112,8 @@ class PageStore:
         return bool(files) and all(any(file.heads >> head & 1 for file in files) for head in heads)
 
     def leave(self, name: bytes, sections: Mapping[int, NDArray[np.uint8]]) -> None:
-        """Writes a page's sections, each C-contiguous [extents, bytes], by KV head. After a power cut the file is
-        whole, or not there. Raises OSError and then leaves no new file."""
+        """Writes a page's sections, each C-contiguous [extents, bytes], by KV head. After a power cut a durable file
+        is whole, or not there. Raises OSError and then leaves no new file."""
         heads, lengths = sorted(sections), {len(_flat(section)) for section in sections.values()}
         if len(lengths) > 1:
             raise InternalError(f"sections of {len(lengths)} lengths in a page")
@@ -127,7 +128,8 @@ class PageStore:
                 for place, head in enumerate(heads):
                     self._seal.close(_flat(sections[head]), _about(name, head, sections[head]), buffer)
                     new.write(place * stride, buffer)
-                new.sync()
+                if self._durable:
+                    new.sync()
             self._touch(partial)
             partial.replace(self.folder / file.file_name)
         except BaseException:
@@ -141,17 +143,30 @@ class PageStore:
             self._add(file)
 
     def bring(self, name: bytes, head: int, into: NDArray[np.uint8]) -> bool:
-        """Fills `into`, C-contiguous [extents, bytes], with a page's section. Returns False if it is not there, torn or
-        altered: then deletes the page, and leaves `into` in any state."""
+        """Fills `into`, C-contiguous [extents, bytes], with a page's section. Otherwise returns False, leaves `into` in
+        any state, and deletes the page if it is torn or altered."""
         for file in self._pages.get(name, ()):
             if file.heads >> head & 1:
-                found = self._read(file, head, into)
-                if found:
-                    self._use(file)
-                else:
-                    self._drop(name)
-                return found
+                return self._read(file, head, into)
         return False
+
+    def use(self, names: Iterable[bytes]) -> None:
+        """Counts pages as used, one after the other."""
+        for name in names:
+            with self._lock:
+                files = self._pages.get(name, ())
+                if files:
+                    self._pages.move_to_end(name)
+            for file in files:
+                with contextlib.suppress(OSError):  # the order after a restart matters less than the page
+                    self._touch(self.folder / file.file_name)
+
+    def limit(self, limit_bytes: int) -> None:
+        """Changes `limit_bytes`, and evicts what is beyond."""
+        self.limit_bytes = limit_bytes
+        with self._lock:
+            evicted = self._evict(limit_bytes)
+        self._delete(evicted)
 
     def clear(self) -> None:
         """Deletes all pages."""
@@ -177,24 +192,32 @@ class PageStore:
             self._add(file)
             self._used_ns = used_ns
 
-    def _read(self, file: _PageFile, head: int, into: NDArray[np.uint8]) -> bool:
-        flat = _flat(into)
-        buffer = self._buffer(_stride(len(flat)))
-        place = (file.heads & ((1 << head) - 1)).bit_count()
-        try:
-            with DirectFile(self.folder / file.file_name) as opened:
-                opened.read(place * len(buffer), buffer)
-        except TpiedgeError:  # it is gone or torn, or the disk fails
-            return False
-        return self._seal.open(buffer, _about(file.name, head, into), flat)
+    def _is_own(self, seal: bytes) -> bool:
+        """Whether the latest pages have this key. A file beside the folder remembers the key by its hash."""
+        mark, own = self.folder.with_suffix(".key"), hashlib.blake2b(seal, digest_size=16).digest()
+        with contextlib.suppress(OSError):
+            if mark.read_bytes() == own:
+                return True
+        with contextlib.suppress(OSError):
+            mark.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            mark.write_bytes(own)
+        return False
 
-    def _use(self, file: _PageFile) -> None:
-        with self._lock:
-            if next(reversed(self._pages), None) == file.name or file.name not in self._pages:
-                return
-            self._pages.move_to_end(file.name)
-        with contextlib.suppress(OSError):  # the order after a restart matters less than the page
-            self._touch(self.folder / file.file_name)
+    def _read(self, file: _PageFile, head: int, into: NDArray[np.uint8]) -> bool:
+        flat, path = _flat(into), self.folder / file.file_name
+        buffer = self._buffer(_stride(len(flat)))
+        at = (file.heads & ((1 << head) - 1)).bit_count() * len(buffer)
+        try:
+            with DirectFile(path) as opened:
+                opened.read(at, buffer)
+        except TpiedgeError:  # without file descriptors, memory or a working disk the page may be read later
+            found, spoilt = False, _ends_before(path, at + len(buffer))
+        else:
+            found = self._seal.open(buffer, _about(file.name, head, into), flat)
+            spoilt = not found
+        if spoilt:
+            self._drop(file.name)
+        return found
 
     def _touch(self, path: Path) -> None:
         """Sets the file's time to a later one than that of all others, whatever the clock says."""
@@ -260,6 +283,13 @@ def _whole(name: bytes, heads: int, stat: os.stat_result) -> _PageFile | None:
     blocks, rest = divmod(stat.st_size, ALIGN * max(1, heads.bit_count()))
     right = S_ISREG(stat.st_mode) and rest == 0 and bool(blocks) == bool(heads)
     return _PageFile(name, heads, max(ALIGN, stat.st_size)) if right else None
+
+
+def _ends_before(path: Path, end: int) -> bool:
+    try:
+        return path.stat().st_size < end
+    except OSError as error:
+        return error.errno == errno.ENOENT
 
 
 def _flat(section: NDArray[np.uint8]) -> memoryview:

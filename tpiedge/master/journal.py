@@ -88,6 +88,7 @@ class PendingAnswer:
     interruptions: int = 0  # ends of its epochs, and preemptions
     paused: float | None = None  # since when
     paused_by: PauseCause = "plan"  # the cause of the latest pause
+    travels: bool = False  # machines send each other its part of the KV cache, in the latest pause
     _scored: int = 1  # the first position of the prompt without a score
     _embedded: bool = False  # whether its embedding was passed on
     _passed_on: int = 0  # events in this epoch

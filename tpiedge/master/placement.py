@@ -85,8 +85,8 @@ class NodePlacement:
             link_bytes_per_s=link.bytes_per_s if link is not None else None,
             disk_bytes_per_s=offer.disk_bytes_per_s,
             keeping=offer.keeping,
-            keeps=offer.keep_bytes > 0,
-            parks=offer.park_bytes > 0,
+            keep_bytes=offer.keep_bytes,
+            park_bytes=offer.park_bytes,
         )
 
     def _assignments_of(
@@ -107,8 +107,8 @@ class NodePlacement:
                 why=why,
                 speed=facts.speed,
                 ffn_s=_ffn_seconds(self.model, share, facts.speed),
-                keeps=facts.keeps,
-                parks=facts.parks,
+                keeps=facts.keep_bytes > 0,
+                parks=facts.park_bytes > 0,
             )
             if machine is not None:
                 threads, host = min(max(1, machine.offer.threads), 1024), machine.offer.host

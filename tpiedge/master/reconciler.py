@@ -184,7 +184,8 @@ class Reconciler:
                     self._requests.pause(self.history.planned(), self._switching.since)
                 return
             snapshot = self._switching.snapshot(serving)
-            self._requests.interrupt(self.history.planned(), since=self._switching.since)
+            travels = snapshot is not None and self._switching.travels
+            self._requests.interrupt(self.history.planned(), since=self._switching.since, travels=travels)
         self._reason = LOADING
         self._sessions.switch(coming, snapshot)
         name = coming.served.name if len(self.turns.known) > 1 else ""

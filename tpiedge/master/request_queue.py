@@ -281,10 +281,16 @@ class RequestQueue:
             return positions, self._rate.token_s * positions
 
     def interrupt(
-        self, why: str, lost: TpiedgeError | None = None, since: float | None = None, *, died: bool = False
+        self,
+        why: str,
+        lost: TpiedgeError | None = None,
+        since: float | None = None,
+        *,
+        died: bool = False,
+        travels: bool = False,
     ) -> None:
         """Ends the running requests' epoch. `lost`: the loss, if any. `died`: a node died; poison requests fail with
-        `lost`. `since`: start of the pause."""
+        `lost`. `since`: start of the pause. `travels`: machines send each other parts of the KV cache."""
         with self._lock:
             running, now = list(self._running.values()), self._now() if since is None else since
             going_on = [one for one in running if not self._finish_if_complete(one)]
@@ -292,6 +298,7 @@ class RequestQueue:
                 if died:
                     one.died(alone=len(running) == 1)
                 one.interrupted(now, "plan" if lost is None else "loss")
+                one.travels = travels
             if died and lost is not None:
                 poison = [one for one in going_on if one.poison]
                 self._fail(poison, lost)
@@ -394,7 +401,9 @@ class RequestQueue:
             self._look_at_readers()
         if answering.paused is not None:
             paused_s, answering.paused = self._now() - answering.paused, None
-            self._count(resumed=1, paused_s=paused_s)
+            brought = isinstance(new, control.Token) and new.brought > 0
+            travelled, answering.travels = brought and answering.travels, False
+            self._count(resumed=1, paused_s=paused_s, travelled=travelled, brought=brought and not travelled)
             self._times.pauses[answering.paused_by].observe(paused_s)
             answering.put(Resumed(paused_s))
         if isinstance(new, control.Token):

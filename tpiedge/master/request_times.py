@@ -38,7 +38,8 @@ class Histogram:
 @dataclass(frozen=True, slots=True)
 class Totals:
     """Requests and tokens since the master started. `cut`: requests that reached max_tokens. `refused` requests are in
-    no other count. `resumed`: ended pauses. `paused_s`: their seconds."""
+    no other count. `resumed`: ended pauses. `paused_s`: their seconds. `travelled`, `brought`: pauses after which KV
+    pages were not computed again, but were sent by other machines or were on disk."""
 
     finished: int = 0
     failed: int = 0
@@ -49,6 +50,8 @@ class Totals:
     brought_tokens: int = 0  # of `cached_tokens`, from disk
     tokens: int = 0
     resumed: int = 0
+    travelled: int = 0
+    brought: int = 0
     paused_s: float = 0.0
     cut: int = 0
 

@@ -99,6 +99,11 @@ class Switching:
             serving.halt(coming.number, self._moves)
         return serving.halted is not None or now >= self._until
 
+    @property
+    def travels(self) -> bool:
+        """Whether machines send each other parts of the KV cache at the latest switch."""
+        return self._moves is not None and bool(self._moves.gathered or self._moves.scattered)
+
     def snapshot(self, serving: Session) -> KVSnapshot | None:
         said = serving.halted
         if said is None or self._moves is None:

@@ -1,5 +1,5 @@
 """Describes what a model computes: a list of layers, each of which is an attention block and an FFN block, or one of
-experts. Pure data.
+experts, or both side by side. Pure data.
 
 A block computes y = f(norm(x)) and then x += factor * norm(y + bias). A norm that a model lacks is left out.
 """
@@ -16,8 +16,8 @@ MAX_HEAD_DIM = 1024
 MAX_FFN = 1 << 20
 MAX_EXPERTS = 1024
 
-ActivationName: TypeAlias = Literal["silu", "gelu_pytorch_tanh"]
-"""As `hidden_act` of config.json."""
+ActivationName: TypeAlias = Literal["silu", "gelu_pytorch_tanh", "gpt_oss"]
+"""As `hidden_act` of config.json; elementwise.py defines "gpt_oss"."""
 Norms: TypeAlias = Literal["before", "around", "after"]
 """Whether a block has a norm of its input, of its result, or of both."""
 
@@ -46,6 +46,8 @@ class Attention:
     values_from_keys: bool = False
     #: Whether each head of the values has an RMS norm without a weight.
     value_norms: bool = False
+    #: Whether the softmax of each query head has one more score, of no key: a number of the vector "sinks".
+    sinks: bool = False
 
     @property
     def projections(self) -> str:
@@ -91,6 +93,19 @@ class Experts:
     activation: ActivationName = "silu"
     #: Whether the weights of a token's experts are divided by their sum.
     normalised: bool = True
+    #: Whether the vector "router_bias" is added to the scores.
+    router_bias: bool = False
+    #: Whether the router reads x with an RMS norm of its own, "router_norm"; else it reads what the experts read.
+    router_norm: bool = False
+    #: Whether the vector "expert_scale" multiplies the experts' weights.
+    scaled: bool = False
+    #: Whether each expert has biases. The vectors "gate_bias", "up_bias" and "down_bias" have a row for each expert.
+    bias: bool = False
+
+    def touched(self, rows: float) -> float:
+        """Returns how many experts `rows` tokens choose together, if each is equally likely."""
+        missed: float = (1 - self.chosen / self.count) ** rows
+        return self.count * (1 - missed)
 
 
 @dataclass(frozen=True)
@@ -104,7 +119,7 @@ class LayerInputs:
 
 @dataclass(frozen=True)
 class Layer:
-    """Has an FFN or experts."""
+    """Has an FFN, experts, or both: then y = norm(ffn(norm(x))) + norm(experts(norm(x))), each norm another."""
 
     attention: Attention
     ffn: FFN | None
@@ -114,7 +129,12 @@ class Layer:
     experts: Experts | None = None
 
     @property
+    def sums(self) -> int:
+        """Sums of the block after attention."""
+        return 2 if self.ffn and self.experts else 1
+
+    @property
     def used_columns(self) -> int:
-        """Columns of the FFN, or of the experts of one token."""
+        """Columns of the FFN and of the experts of one token."""
         of_experts = self.experts.chosen * self.experts.columns if self.experts else 0
         return of_experts + (self.ffn.columns if self.ffn else 0)

@@ -17,20 +17,31 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import BinaryIO, NoReturn
 
+from msgspec import UNSET
+
 from tpiedge.errors import UserError
+from tpiedge.kernels.panels import GROUP
 from tpiedge.model.config import MAX_CONFIG_BYTES, ModelConfig
 from tpiedge.model.folder import ConfigFields, has_file, open_file, parse_json, read_bytes, read_json
 from tpiedge.model.quantisation import OLD_FILES, WEIGHT, Quantisation, joined_tensors
 from tpiedge.model.source import folder_label
 from tpiedge.model.spec import EMBEDDING, HEAD, model_spec
 from tpiedge.pack.layout import Storage
-from tpiedge.pack.quantised import Int4Tensor
-from tpiedge.pack.source import SourceTensor, StoredTensor, TensorRows, TensorSource
-from tpiedge.pack.specs import ROUTER, ModelSpec, Precision, sources_of, whole_source
+from tpiedge.pack.quantised import Int4Tensor, MXFP4Tensor
+from tpiedge.pack.source import SourceTensor, StoredTensor, TensorColumns, TensorRows, TensorSource
+from tpiedge.pack.specs import (
+    ROUTER,
+    ModelSpec,
+    Precision,
+    columns_source,
+    sources_of,
+    stack_source,
+    whole_source,
+)
 from tpiedge.sanitise import quote, sanitised_line
 from tpiedge.units import format_bytes
 
-MAX_TENSORS = 50_000
+MAX_TENSORS = 80_000  # Qwen3-30B-A3B in GPTQ has 75,000
 # Allows 200 bytes a tensor; a 70B model's header has 0.1 MB. Parsing takes up to nine times as much memory: one wide
 # character widens the whole text and the value that it is in.
 MAX_HEADER_BYTES = 10_000_000
@@ -48,7 +59,8 @@ def read_header(file: BinaryIO, path: Path, where: str) -> tuple[dict[str, Sourc
     """Checks a header. Returns (tensors, header's sha256)."""
     size = os.fstat(file.fileno()).st_size
     raw = _header_bytes(file, size, where)
-    if raw.count(b",") > 8 * MAX_TENSORS:  # before parsing, which takes memory by the number of values
+    # Before parsing, which takes memory by the number of values. A matrix has five commas.
+    if raw.count(b",") > 5 * MAX_TENSORS:
         _refuse(where, f"the header lists more than {MAX_TENSORS} tensors")
     values = dict(parse_json(raw, f"{where}, header", unique_keys=True))
     metadata = values.pop("__metadata__", None) or {}
@@ -177,10 +189,11 @@ class Checkpoint:
             digest.update(f"{given} {len(old[1])}\n".encode() + old[1])
         quantisation = Quantisation.of(fields, old)
         tensors = joined_tensors(located, quantisation) if quantisation else located
-        if not any(isinstance(tensor, Int4Tensor) for tensor in tensors.values()):
-            quantisation = None
         spec = model_spec(config)
-        tensors = tensors | dict(_parts(tensors, spec)) | dict(_of_experts(tensors, spec))
+        for find in (_of_experts, _parts, _columns):
+            tensors |= dict(find(tensors, spec))
+        if not any(isinstance(tensor, (Int4Tensor, MXFP4Tensor)) for tensor in tensors.values()):
+            quantisation = None
         return Checkpoint(folder, config, MappingProxyType(tensors), digest.hexdigest(), quantisation)
 
     @property
@@ -309,15 +322,70 @@ def _of_experts(tensors: Mapping[str, StoredTensor], spec: ModelSpec) -> Iterato
         for matrix, count in layer.counted_matrices:
             if "{}" not in matrix.source or sources_of(matrix.source, 1)[0] in tensors:
                 continue
-            stack = tensors.get(f"{place}experts.{'down' if matrix.transposed else 'gate_up'}_proj")
             rows, cols = matrix.source_shape
+            whole, _ = whole_source(matrix.source)
+            if item := stack_source(whole):
+                own = tensors.get(item.tensor)
+                if isinstance(own, SourceTensor) and own.shape[:1] == (count,) and len(own.shape) == 3:
+                    yield from ((one, _item(own, at)) for at, one in enumerate(sources_of(whole, count)))
+                continue
             above = 1 if matrix.transposed else 2
+            stack = tensors.get(f"{place}experts.{'down' if matrix.transposed else 'gate_up'}_proj")
             if isinstance(stack, SourceTensor) and stack.shape == (count, above * rows, cols):
                 nbytes = stack.nbytes // (count * above)
                 first = stack.offset + (nbytes if matrix.name == "up" else 0)
                 for expert, source in enumerate(sources_of(matrix.source, count)):
                     at = first + above * expert * nbytes
                     yield source, SourceTensor(stack.file, stack.dtype, (rows, cols), at, nbytes)
+
+
+def _columns(tensors: Mapping[str, StoredTensor], spec: ModelSpec) -> Iterator[tuple[str, StoredTensor]]:
+    """Yields the matrices and vectors of `spec` that are columns of a tensor. In MXFP4, these are rows of two tensors.
+    Raises UserError."""
+    for layer in spec.layers:
+        for source, shape in layer.source_shapes.items():
+            found = columns_source(source)
+            if found is None or layer.experts is UNSET:
+                continue
+            name, item, first, step = found
+            whole = found.shape_of_all(shape, layer.experts.count)
+            if (stack := _shaped(tensors, name, whole)) is not None:
+                own = stack if item is None else _item(stack, item)
+                yield source, TensorColumns(own, first, step, turned=item is not None)
+            elif item is not None:
+                count, inputs, outputs = whole
+                groups = count, outputs, inputs // GROUP
+                nibbles = _shaped(tensors, f"{name}_blocks", (*groups, GROUP // 2), ("U8",))
+                exponents = _shaped(tensors, f"{name}_scales", groups, ("U8",))
+                if nibbles and exponents:
+                    yield source, MXFP4Tensor(_item(nibbles, item), _item(exponents, item), first, step)
+
+
+def _shaped(
+    tensors: Mapping[str, StoredTensor],
+    name: str,
+    shape: tuple[int, ...],
+    dtypes: tuple[str, ...] = _SOURCE_DTYPES,
+) -> SourceTensor | None:
+    """Returns a tensor if it is there. Raises UserError if it has another shape or dtype."""
+    found = tensors.get(name)
+    if not isinstance(found, SourceTensor):
+        return None
+    if found.shape != shape or found.dtype not in dtypes:
+        raise UserError(
+            f"{found.file}: tensor {name} is {found.dtype} of the shape {_times(found.shape)}, not "
+            f"{' or '.join(dtypes)} of {_times(shape)}; check that config.json belongs to the checkpoint"
+        )
+    return found
+
+
+def _item(stack: SourceTensor, number: int) -> SourceTensor:
+    """Returns one of the tensors in a stack, as a matrix."""
+    count, rows, *cols = stack.shape
+    nbytes = stack.nbytes // count
+    return SourceTensor(
+        stack.file, stack.dtype, (rows, math.prod(cols)), stack.offset + number * nbytes, nbytes
+    )
 
 
 def _times(shape: tuple[int, ...]) -> str:

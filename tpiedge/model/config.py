@@ -43,6 +43,8 @@ _MIN_EPS, _MAX_EPS = 1e-12, 0.1
 
 _DTYPES = ("float32", "float16", "bfloat16")
 _EXPERT_KEYS = (*EXPERT_COUNTS, "n_routed_experts")
+#: Flags that older packs lack. They are left out unless they are set.
+_LATE_FLAGS = {"attention": {"sinks"}, "experts": {"router_bias", "router_norm", "scaled", "bias"}}
 
 _Hidden = Annotated[int, Meta(ge=1, le=_MAX_WIDTH)]
 _VocabularySize = Annotated[int, Meta(ge=1, le=_MAX_VOCAB)]
@@ -121,6 +123,11 @@ class ModelConfig:
         """Numbers of a token's inputs in all layers."""
         return sum(one.inputs.columns for one in self.layers if one.inputs)
 
+    def touched_columns(self, rows: float) -> float:
+        """Returns how many columns of experts `rows` rows read, on average."""
+        found = (layer.experts for layer in self.layers if layer.experts is not None)
+        return sum(one.columns * one.touched(rows) for one in found)
+
     @property
     def group_size(self) -> int:
         """The most query heads in a row that share a KV head in every layer."""
@@ -164,8 +171,12 @@ class ModelConfig:
             found = asdict(alike) | {"rope": alike.rope.to_json()}
             return found | {"windows": list(alike.windows), "eos_ids": list(self.eos_ids)}
         layers = [asdict(one) for one in self.layers]
-        for one in layers:
-            if one["experts"] is None:  # as before there were any
+        for one in layers:  # as before there were any
+            for part, names in _LATE_FLAGS.items():
+                one[part] = one[part] and {
+                    name: value for name, value in one[part].items() if value or name not in names
+                }
+            if one["experts"] is None:
                 del one["experts"]
         return asdict(self) | {"layers": layers, "eos_ids": list(self.eos_ids)}
 
@@ -339,7 +350,8 @@ def _parsed(config: ConfigFields, family: Family) -> ModelConfig:
 
 def _activation(config: ConfigFields, family: Family) -> ActivationName:
     usual = str(family.defaults.get(family.activation_key, "silu"))
-    return cast(ActivationName, config.choice(family.activation_key, get_args(ActivationName), usual))
+    named = [name for name in get_args(ActivationName) if name != "gpt_oss"]  # which a family has, not a key
+    return cast(ActivationName, config.choice(family.activation_key, named, usual))
 
 
 def _refuse_unsupported(config: ConfigFields, name: str) -> None:
@@ -394,13 +406,19 @@ def _checked(config: ConfigFields, model: ModelConfig) -> ModelConfig:
     if any(one.inputs != model.first.inputs for one in model.layers):
         config.refuse("inputs", "differ from layer to layer")
     for number, layer in enumerate(model.layers):
-        if (layer.ffn is None) == (layer.experts is None):
-            config.refuse("layers", f"has both experts and an FFN, or none, in layer {number}")
+        if layer.ffn is None and layer.experts is None:
+            config.refuse("layers", f"has neither an FFN nor experts in layer {number}")
+        if layer.ffn and layer.experts and model.norms != "around":
+            config.refuse(
+                "layers", f"has both experts and an FFN in layer {number}, without norms of their results"
+            )
         if layer.experts and not FAMILIES[model.model_type].experts:
             config.refuse("layers", f"has experts, which {model.model_type} has not")
         if layer.experts and layer.experts.chosen > layer.experts.count:
             chosen, count = layer.experts.chosen, layer.experts.count
             config.refuse("num_experts_per_tok", f"is {chosen}, but there are {counted(count, 'expert')}")
+        if layer.ffn and layer.ffn.bias and layer.experts:
+            config.refuse("mlp_bias", f"is set, but layer {number} has experts beside its FFN")
     for number, attention in enumerate(one.attention for one in model.layers):
         if attention.heads % attention.kv_heads:
             multiple = f"({attention.heads}) is not a multiple of num_key_value_heads ({attention.kv_heads})"

@@ -39,7 +39,8 @@ _FOLDERS = tuple(Path(__file__).parents[up] / "configs" / "models" for up in (1,
 @dataclass(frozen=True)
 class Alias:
     """`repo` is "org/name". `quant` is the tag of a GGUF file; "" means a checkpoint. `shape` names a preset. If
-    `gated` is true, users must accept a licence. `also` has other names, like Ollama's name for the default size."""
+    `gated` is true, users must accept a licence. `experts` is the precision of a checkpoint's experts; "" means bf16.
+    `also` has other names, like Ollama's name for the default size."""
 
     name: str
     repo: str
@@ -47,6 +48,7 @@ class Alias:
     licence: str
     shape: str
     quant: str = ""
+    experts: str = ""
     also: tuple[str, ...] = ()
     note: str = ""
 
@@ -78,7 +80,7 @@ _COMPUTED = "|".join(
 # Families that people know from Ollama, and that `model/families/` lacks; it has some versions of the first four.
 _UNSUPPORTED = re.compile(
     rf"((?!({_COMPUTED})(?![a-z]))(gemma|granite|olmo|phi)|"
-    r"codegemma|command-r|deepseek-v|gemma4[:-]26b|glm|gpt-oss|kimi|llama4|llava|minicpm|moondream|qwen2.5vl|"
+    r"codegemma|command-r|deepseek-v|glm|kimi|llama4|llava|minicpm|moondream|qwen2.5vl|"
     r"qwen3-next|qwen3-vl|qwen3.5|qwen3[:-]235b|starcoder)(?![a-z])[^/]*",
     re.IGNORECASE,
 )

@@ -1,4 +1,5 @@
-"""Reads 4-bit GPTQ and AWQ checkpoints. Joins each matrix from its parts NAME.qweight, .qzeros, .scales and .g_idx."""
+"""Reads how a checkpoint is quantised: by GPTQ or AWQ in 4 bits, or in MXFP4. Joins each matrix of GPTQ and AWQ from
+its parts NAME.qweight, .qzeros, .scales and .g_idx."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
@@ -12,7 +13,15 @@ from tpiedge.kernels.quantise import QuantisationError
 from tpiedge.model.folder import ConfigFields, parse_json
 from tpiedge.pack.layout import Storage
 from tpiedge.pack.panel_writer import Quality
-from tpiedge.pack.quantised import WORD, BlockTensor, Int4Tensor, cut_at_blocks, holds_exactly
+from tpiedge.pack.quantised import (
+    BLOCKS,
+    WORD,
+    BlockTensor,
+    Int4Tensor,
+    MXFP4Tensor,
+    cut_at_blocks,
+    holds_exactly,
+)
 from tpiedge.pack.source import OpenFiles, SourceTensor, StoredTensor
 from tpiedge.pack.specs import ModelSpec, Precision, sources_of
 from tpiedge.sanitise import quote
@@ -34,7 +43,7 @@ class Quantisation:
     zero points. If `symmetric` is true, all zero points are 8. If `act_order` is true, a table has each input's
     group."""
 
-    method: str  # "gptq" or "awq"
+    method: str  # "gptq", "awq" or "mxfp4"
     group: int | None
     zero_offset: int
     symmetric: bool
@@ -48,11 +57,13 @@ class Quantisation:
     def storage(self, tensors: Mapping[str, StoredTensor], spec: ModelSpec) -> Storage:
         """Returns the storage of a checkpoint that rounds fewest weights. Raises UserError, ReadFault."""
         usual, own = Precision.Q4 if self.symmetric else Precision.Q4_ZERO, {}
+        usual = Precision.MXFP4 if self.method == "mxfp4" else usual
         with closing(OpenFiles()) as files:
             for matrix, count in (one for layer in spec.layers for one in layer.counted_matrices):
                 found = map(tensors.get, sources_of(matrix.source, count))
                 kept = cut_at_blocks(matrix, GROUP) and all(
-                    isinstance(tensor, Int4Tensor) and tensor.fits(files) for tensor in found
+                    isinstance(tensor, MXFP4Tensor) or (isinstance(tensor, Int4Tensor) and tensor.fits(files))
+                    for tensor in found
                 )
                 own[matrix.source] = usual if kept else Precision.Q8
         return Storage.keeping(spec, own)
@@ -71,8 +82,12 @@ class Quantisation:
         fields = config.fields(QUANTISATION_KEY)
         method = fields.text("quant_method", "")
         original = "give the original checkpoint"
+        if method == "mxfp4":
+            return Quantisation(method, GROUP, 0, True, False)
         if method not in ("gptq", "awq"):
-            fields.refuse("quant_method", f"is {quote(method)}; supported are gptq and awq: {original}")
+            fields.refuse(
+                "quant_method", f"is {quote(method)}; supported are gptq, awq and mxfp4: {original}"
+            )
         if (bits := fields.integer("bits", 1, 64)) != 4:
             fields.refuse("bits", f"is {quote(bits)}; supported is 4: {original}")
         size = fields.integer("group_size", _WITHOUT_GROUPS, 1 << 17)
@@ -85,8 +100,9 @@ class Quantisation:
                 fields.refuse("version", f"is {quote(layout)}; supported is gemm")
             return Quantisation(method, group, 0, not fields.flag("zero_point", True), False)
         layout = fields.choice("checkpoint_format", _GPTQ_ZERO_OFFSETS, "gptq")
-        if fields.raw("dynamic"):
-            fields.refuse("dynamic", "is set: layers that were quantised differently are not supported")
+        for module in fields.fields("dynamic").values:  # "-:" begins those that are not quantised
+            if not module.startswith("-:"):
+                fields.refuse("dynamic", f"gives {quote(module, 100)} another quantisation: {original}")
         symmetric, act_order = fields.flag("sym", False), fields.flag("desc_act", False)
         return Quantisation(method, group, _GPTQ_ZERO_OFFSETS[layout], symmetric, act_order)
 
@@ -122,22 +138,18 @@ def rounded_matrices(
     noisy = {one.tensor: one.error for one in quality.tensors if one.error.noise > 0} if quality else {}
     found: Counter[tuple[str, str]] = Counter()
     errors: defaultdict[tuple[str, str], QuantisationError] = defaultdict(QuantisationError)
+    method = quantisation.method if quantisation else ""
     for key, blob in spec.blobs.items():
         for matrix, experts in blob.counted_matrices:
-            precision = storage.of_matrix(key, matrix)
-            tensor = tensors[sources_of(matrix.source, 1)[0]]
-            is_rounded = matrix.source in noisy
-            if isinstance(tensor, BlockTensor):
-                kind = tensor.kind
-                if quality is None and precision.quantised:
+            precision, noise = storage.of_matrix(key, matrix), noisy.get(matrix.source)
+            kinds = Counter(_kind(tensors[one], method) for one in sources_of(matrix.source, experts))
+            for kind in filter(None, kinds):
+                is_rounded = noise is not None
+                if quality is None and precision.quantised and kind in BLOCKS:
                     is_rounded = not holds_exactly(precision.format, kind, matrix)
-            elif isinstance(tensor, Int4Tensor):
-                kind = tensor.scheme.upper()
-            else:
-                continue
-            is_rounded |= precision is Precision.BF16 and kind != "BF16"
-            found[kind, precision.value] += experts * is_rounded
-            errors[kind, precision.value] += noisy.get(matrix.source, QuantisationError())
+                is_rounded |= precision is Precision.BF16 and kind != "BF16"
+                found[kind, precision.value] += kinds[kind] * is_rounded
+                errors[kind, precision.value] += noise or QuantisationError()
     apart = quantisation is not None and quantisation.is_apart
     for (kind, rounded), count in sorted(found.items()):
         if count:
@@ -147,6 +159,18 @@ def rounded_matrices(
             error = errors[kind, rounded]
             ratio = f" ({error.sqnr_db:.0f} dB)" if error.noise else ""
             yield f"{matrices} {'are' if count > 1 else 'is'} rounded to {rounded}{ratio}{cause}"
+
+
+def _kind(tensor: StoredTensor, method: str) -> str:
+    """Returns the type of a quantised tensor, of any tensor of a GGUF file or beside experts in MXFP4, else ""."""
+    match tensor:
+        case BlockTensor(kind=kind):
+            return kind
+        case Int4Tensor(scheme=scheme):
+            return scheme.upper()
+        case MXFP4Tensor():
+            return "MXFP4"
+    return tensor.dtype if method == "mxfp4" else ""
 
 
 def _joined(base: str, tensors: Mapping[str, SourceTensor], quantisation: Quantisation) -> Int4Tensor:

@@ -10,7 +10,7 @@ from tpiedge.model.config import ModelConfig
 from tpiedge.model.families import FAMILIES
 from tpiedge.pack.layout import FFN_MATRICES
 from tpiedge.pack.reader import Pack
-from tpiedge.pack.specs import ROUTER, BlobSpec, ExpertsSpec, MatrixSpec, ModelSpec, VectorSpec
+from tpiedge.pack.specs import EXPERT_BIASES, ROUTER, BlobSpec, ExpertsSpec, MatrixSpec, ModelSpec, VectorSpec
 
 TILE_ROWS = 128
 EXPERT_ROWS = 64
@@ -30,6 +30,12 @@ _NORMS: Final[Mapping[Norms, Mapping[str, str]]] = {
         "attention_end_norm": "post_attention_layernorm",
         "ffn_end_norm": "post_feedforward_layernorm",
     },
+}
+#: Of a layer with experts beside its FFN.
+_NORMS_BESIDE: Final = {
+    "experts_norm": "pre_feedforward_layernorm_2",
+    "ffn_part_norm": "post_feedforward_layernorm_1",
+    "experts_part_norm": "post_feedforward_layernorm_2",
 }
 
 
@@ -128,6 +134,8 @@ def _layer(config: ModelConfig, layer: Layer, prefix: str) -> BlobSpec:
         )
     if layer.scaled:
         vectors.append(VectorSpec("layer_scalar", f"{prefix}.layer_scalar", 1))
+    if layer.attention.sinks:
+        vectors.append(VectorSpec("sinks", f"{attention}.sinks", layer.attention.heads))
     has_bias = {**dict.fromkeys("qkv", layer.attention.qkv_bias), "o": layer.attention.o_bias}
     has_bias |= dict.fromkeys(ffn.names, ffn.bias) if ffn else {}
     for matrix in matrices:
@@ -137,18 +145,38 @@ def _layer(config: ModelConfig, layer: Layer, prefix: str) -> BlobSpec:
             vectors.append(VectorSpec(name, bias, matrix.source_shape[0]))
     if layer.experts is None:
         return BlobSpec(matrices, tuple(vectors))
-    place, *of_expert = family.experts
-    vectors.append(VectorSpec(ROUTER, f"{prefix}.{place}.gate.weight", layer.experts.count * hidden))
+    router, *of_expert = (f"{prefix}.{source}" for source in family.experts)
+    count, columns = layer.experts.count, layer.experts.columns
+    vectors.append(VectorSpec(ROUTER, router, count * hidden))
+    place = router.removesuffix(".proj.weight")
+    if layer.experts.router_bias:
+        vectors.append(VectorSpec("router_bias", f"{router.removesuffix('weight')}bias", count))
+    if layer.experts.router_norm:
+        vectors.append(VectorSpec("router_norm", f"{place}.scale", hidden))
+    if layer.experts.scaled:
+        vectors.append(VectorSpec("expert_scale", f"{place}.per_expert_scale", count))
+    if ffn is not None:
+        vectors += [
+            VectorSpec(name, f"{prefix}.{source}.weight", hidden) for name, source in _NORMS_BESIDE.items()
+        ]
+    if of_expert[0] == of_expert[1]:
+        rows = dict.fromkeys(FFN_MATRICES[:2], columns)
+        of_expert[:2] = (source for _, source in _rows_of(of_expert[0], rows))
     of_each = tuple(
-        MatrixSpec(
-            name,
-            f"{prefix}.{place}.experts.{{}}.{source}.weight",
-            *(layer.experts.columns, hidden, EXPERT_ROWS),
-            transposed=name == "down",
-        )
+        MatrixSpec(name, source, columns, hidden, EXPERT_ROWS, transposed=name == "down")
         for name, source in zip(FFN_MATRICES, of_expert, strict=True)
     )
-    return BlobSpec(matrices, tuple(vectors), ExpertsSpec(layer.experts.count, layer.experts.chosen, of_each))
+    if layer.experts.bias:
+        lengths = (columns, columns, hidden)
+        for name, source, length in zip(EXPERT_BIASES, map(_bias_of, of_expert), lengths, strict=True):
+            vectors.append(VectorSpec(name, source, count * length))
+    return BlobSpec(matrices, tuple(vectors), ExpertsSpec(count, layer.experts.chosen, of_each))
+
+
+def _bias_of(source: str) -> str:
+    """Returns the source of the biases that belong to the matrices of all experts: one tensor, or columns of it."""
+    name, _, columns = source.removesuffix(".T").partition("[{},")
+    return f"{name}_bias" if columns.endswith("::1]") else f"{name}_bias[{columns}"
 
 
 def _rows_of(tensor: str, rows: Mapping[str, int]) -> Iterator[tuple[str, str]]:

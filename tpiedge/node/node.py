@@ -107,8 +107,7 @@ class Node:
         engine = self._build(assign, pack, share, plane.communicator)
         disk = self._page_disk(assign.pages, engine)
         moves = PageMoves(engine, share.along("attention"), disk, self._moved)
-        if assign.snapshot is not None:
-            moves.scatter(assign.snapshot)
+        moves.scatter(assign.snapshot)
         self._loaded = None
         self.link.post(self._ready(assign, engine.config, plane))
         gc.freeze()  # objects that live until the end would only make later collections slow
@@ -197,10 +196,12 @@ class Node:
         if keys is None or disk is None or not own.pages:
             return None
         kept = PageStore(Path(own.pages) / KEPT, own.keep_bytes, keys.kept_seal) if keys.keep else None
-        # A change of plan parks pages in any case.
-        parked_bytes = max(own.park_bytes, whole_cache_bytes(engine))
-        parked = PageStore(Path(own.pages) / PARKED, parked_bytes, keys.parked_seal)
-        found = PageDisk(disk, parked, kept, _say)
+        usual_bytes = own.park_bytes if keys.park else 0
+        halt_bytes = max(
+            own.park_bytes, whole_cache_bytes(engine)
+        )  # a change of plan parks pages in any case
+        parked = PageStore(Path(own.pages) / PARKED, halt_bytes, keys.parked_seal, durable=False)
+        found = PageDisk(disk, parked, kept, _say, usual_bytes, halt_bytes)
         self._stores = found.stores
         return found
 
@@ -215,7 +216,7 @@ class Node:
         weight_bytes = self._weights.weight_bytes if self._weights else 0
         if assign.rank != 0 or len(assign.nodes) == 1:
             return c.Ready(assign.epoch, assign.rank, weight_bytes)
-        row_bytes = 4 * config.hidden_size
+        row_bytes = 4 * config.hidden_size * max(layer.sums for layer in config.layers)
         chunk_bytes = row_bytes * StepLimits.of(config.hidden_size, config.input_columns).chunk_tokens
         size = len(assign.nodes)
         self._route, why = route(assign.collective, size, plane.facts, row_bytes, chunk_bytes, assign.wire)

@@ -24,7 +24,7 @@ from tpiedge.pack.files import (
 )
 from tpiedge.pack.layout import MatrixLayout, PanelLayout, RowLayout, VectorLayout
 from tpiedge.pack.reader import Pack, verify_pack
-from tpiedge.pack.specs import JSON, BlobKey, whole_source
+from tpiedge.pack.specs import JSON, BlobKey, columns_source, stack_source, whole_source
 from tpiedge.pack.writer import STRIP_BYTES, transpose
 
 INDEX_NAME = "model.safetensors.index.json"
@@ -93,9 +93,8 @@ def export_safetensors(pack: Pack, out: Path, shard_bytes: int = 4_000_000_000) 
                 with (folder / name).open("wb") as file:
                     file.write(header(shard))
                     for tensor in shard:
-                        for key, place in places[tensor.name][1]:
-                            for part in _stored_parts(pack, key, place):
-                                file.write(array_bytes(part))
+                        for part in _tensor_parts(pack, tensor, places[tensor.name][1]):
+                            file.write(array_bytes(part))
                     file.flush()
                     os.fsync(file.fileno())
             if len(shards) > 1:
@@ -103,17 +102,17 @@ def export_safetensors(pack: Pack, out: Path, shard_bytes: int = 4_000_000_000) 
         return [out / name for name in shards]
 
 
-_Place: TypeAlias = MatrixLayout | VectorLayout
+_Place: TypeAlias = tuple[BlobKey, MatrixLayout | VectorLayout]
 
 
-def _places(pack: Pack) -> dict[str, tuple[TensorEntry, list[tuple[BlobKey, _Place]]]]:
-    """Returns name -> (tensor, the pack's matrices or vector that it consists of)."""
-    found: dict[str, tuple[TensorEntry, list[tuple[BlobKey, _Place]]]] = {}
+def _places(pack: Pack) -> dict[str, tuple[TensorEntry, list[_Place]]]:
+    """Returns name -> (tensor, the pack's matrices or vectors that it consists of)."""
+    found: dict[str, tuple[TensorEntry, list[_Place]]] = {}
     seen = set()
     for key in pack.keys:
         layout, spec = pack.layout(key), pack.spec.blobs[key]
         experts = map(layout.experts.of_expert, range(layout.experts.count)) if layout.experts else ()
-        entries: list[tuple[_Place, TensorEntry]] = [
+        entries: list[tuple[MatrixLayout | VectorLayout, TensorEntry]] = [
             (m, TensorEntry(m.source, STORED.get(m.precision, "F32"), m.source_shape))
             for m in chain(layout.matrices, *experts)
         ]
@@ -122,16 +121,37 @@ def _places(pack: Pack) -> dict[str, tuple[TensorEntry, list[tuple[BlobKey, _Pla
             if entry.name in seen:
                 continue
             seen.add(entry.name)
-            name, rows = whole_source(entry.name)
-            whole = replace(entry, name=name)
-            if rows is not None and name in found:
-                before = found[name][0]
-                whole = replace(whole, shape=(before.shape[0] + whole.shape[0], *whole.shape[1:]))
-            found[name] = whole, [*(found[name][1] if name in found else ()), (key, part)]
+            matrix, rows = whole_source(entry.name)
+            columns, stack = columns_source(entry.name), stack_source(matrix)
+            name = columns.tensor if columns else stack.tensor if stack else matrix
+            (_, parts), shape = found.get(name, (entry, [])), entry.shape
+            if columns is not None:
+                shape = columns.shape_of_all(shape, 1 + (columns.item or 0))  # up to this expert
+            elif stack is not None:
+                shape = int(stack.item) + 1, rows.stop if rows else shape[0], shape[1]
+            elif rows is not None:
+                shape = rows.stop, *shape[1:]
+            found[name] = replace(entry, name=name, shape=shape), [*parts, (key, part)]
     return found
 
 
-def _stored_parts(pack: Pack, key: BlobKey, place: _Place) -> Iterator[Array]:
+def _tensor_parts(pack: Pack, tensor: TensorEntry, places: Sequence[_Place]) -> Iterator[Array]:
+    """Yields the bytes of a tensor. Matrices and vectors that are columns of it take turns."""
+    first = columns_source(places[0][1].source)
+    if first is None:
+        for key, place in places:
+            yield from _stored_parts(pack, key, place)
+        return
+    dtype, rows = NUMPY[tensor.dtype], tensor.shape[-2]
+    for at in range(0, len(places), first.step):
+        columns = []
+        for key, place in places[at : at + first.step]:
+            parts = [part.view(dtype) for part in _stored_parts(pack, key, place)]
+            columns.append(np.concatenate(parts).T if first.item is not None else parts[0].reshape(rows, -1))
+        yield np.ascontiguousarray(np.stack(columns, -1).reshape(rows, -1))
+
+
+def _stored_parts(pack: Pack, key: BlobKey, place: MatrixLayout | VectorLayout) -> Iterator[Array]:
     with OpenFile(pack.blob_path(key)) as file:
         match place:
             case VectorLayout():

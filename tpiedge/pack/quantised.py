@@ -1,4 +1,4 @@
-"""Reads tensors that other programs have quantised, from GGUF files and from GPTQ and AWQ checkpoints."""
+"""Reads tensors that other programs have quantised, from GGUF files and from GPTQ, AWQ and MXFP4 checkpoints."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +11,7 @@ import numpy as np
 from tpiedge.errors import UserError
 from tpiedge.kernels.panels import FORMATS, GROUP, Array, Codes, PanelFormat, Scales
 from tpiedge.pack.dtypes import NUMPY, SourceDtype, f32_from_bf16
-from tpiedge.pack.source import OpenFiles, SourceTensor, StoredTensor, TensorRows
+from tpiedge.pack.source import OpenFiles, SourceTensor, StoredTensor, TensorColumns, TensorRows
 from tpiedge.pack.specs import MatrixSpec
 
 BLOCKS: Mapping[str, tuple[int, int]] = MappingProxyType(
@@ -146,16 +146,19 @@ def _decoded(kind: str, raw_RB: Array) -> Array:
         plain: Array = raw_RB.view(NUMPY[kind])
         return plain
     if kind in FORMAT_OF:
-        codes = _codes(kind, raw_RB)
-        values: Array = codes.values()
-        if codes.format.scales is Scales.POWERS:
-            values[np.repeat(codes.scales_OG["e"] == 255, GROUP, axis=1)] = np.nan
-        return values
+        return _numbers(_codes(kind, raw_RB))
     from gguf import GGMLQuantizationType  # slow to import, and seldom needed
     from gguf.quants import dequantize
 
     with np.errstate(all="ignore"):  # a damaged file has any scale
         values = dequantize(raw_RB, GGMLQuantizationType[kind])
+    return values
+
+
+def _numbers(codes: Codes) -> Array:
+    values = codes.values()
+    if codes.format.scales is Scales.POWERS:
+        values[np.repeat(codes.scales_OG["e"] == 255, GROUP, axis=1)] = np.nan
     return values
 
 
@@ -328,6 +331,53 @@ class Int4Tensor(msgspec.Struct, frozen=True):
         return groups
 
 
+class MXFP4Tensor(msgspec.Struct, frozen=True):
+    """Every `step`-th row, from row `first` on, of a checkpoint's matrix in MXFP4. Byte b of a row of `nibbles`, u8
+    [outputs, I / 2], has the codes of inputs 2 b (its low half) and 2 b + 1. `exponents`: u8 [outputs, I / 32]."""
+
+    nibbles: SourceTensor
+    exponents: SourceTensor
+    first: int
+    step: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        rows, nbytes = self.nibbles.shape
+        return rows // self.step, 2 * nbytes
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        return tuple(dict.fromkeys((self.nibbles.file, self.exponents.file)))
+
+    @property
+    def dtype(self) -> SourceDtype:
+        return "F32"
+
+    def read(self, files: OpenFiles, rows: range, cols: range) -> Array:
+        first = cols.start % GROUP
+        values = _numbers(self._groups(files, rows, cols))
+        return np.ascontiguousarray(values[:, first : first + len(cols)])
+
+    def codes(self, files: OpenFiles, rows: range, cols: range, form: PanelFormat) -> Codes | None:
+        if form is not FORMATS["mxfp4"] or cols.start % GROUP:
+            return None
+        found = self._groups(files, rows, cols)[:, : len(cols)]
+        return found if found.finite() else None
+
+    def _groups(self, files: OpenFiles, rows: range, cols: range) -> Codes:
+        groups = range(cols.start // GROUP, -(-cols.stop // GROUP))
+        stored = range(self.first + self.step * rows.start, self.first + self.step * (rows.stop - 1) + 1)
+        half, form = GROUP // 2, FORMATS["mxfp4"]
+        bytes_ = range(half * groups.start, half * groups.stop)
+        raw, exponents = (
+            part.rectangle(files, stored, own, np.dtype(np.uint8))[:: self.step]
+            for part, own in ((self.nibbles, bytes_), (self.exponents, groups))
+        )
+        scales = np.zeros(exponents.shape, form.scales.dtype)
+        scales["e"] = exponents
+        return Codes(form, np.stack((raw & 15, raw >> 4), -1).reshape(len(rows), -1), scales)
+
+
 def _whole(groups: Array) -> bool:
     """Whether every GROUP inputs share a group."""
     return np.array_equal(np.repeat(groups[::GROUP], GROUP)[: len(groups)], groups)
@@ -353,6 +403,14 @@ def tensor_from_json(value: Any) -> StoredTensor:
     kind: type[StoredTensor] = SourceTensor
     if isinstance(value, dict) and "rows_of" in value:
         return TensorRows(tensor_from_json(value["rows_of"]), int(value["first"]), tuple(value["shape"]))
+    if isinstance(value, dict) and "columns_of" in value:
+        inner = tensor_from_json(value["columns_of"])
+        return TensorColumns(inner, int(value["first"]), int(value["step"]), bool(value["turned"]))
     if isinstance(value, dict):
-        kind = ShiftedTensor if "shift" in value else BlockTensor if "blocks" in value else Int4Tensor
+        of_keys: Mapping[str, type[StoredTensor]] = {
+            "shift": ShiftedTensor,
+            "blocks": BlockTensor,
+            "nibbles": MXFP4Tensor,
+        }
+        kind = next((one for key, one in of_keys.items() if key in value), Int4Tensor)
     return msgspec.convert(value, kind, dec_hook=lambda path, text: path(text))

@@ -151,6 +151,41 @@ class TensorRows(msgspec.Struct, frozen=True):
         return range(rows.start + self.first, rows.stop + self.first)
 
 
+class TensorColumns(msgspec.Struct, frozen=True):
+    """Every `step`-th column of another tensor, from column `first` on, as rows if `turned`."""
+
+    columns_of: StoredTensor
+    first: int
+    step: int
+    turned: bool
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        rows, cols = self.columns_of.shape
+        own = cols // self.step
+        return (own, rows) if self.turned else (rows, own)
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        return self.columns_of.files
+
+    @property
+    def dtype(self) -> str:
+        return self.columns_of.dtype
+
+    def read(self, files: OpenFiles, rows: range, cols: range) -> Array:
+        if self.turned:
+            rows, cols = cols, rows
+        first, step = self.first, self.step
+        wanted = range(first + step * cols.start, first + step * (cols.stop - 1) + 1)
+        found = self.columns_of.read(files, rows, wanted)[:, ::step]
+        return np.ascontiguousarray(found.T if self.turned else found)
+
+    def codes(self, files: OpenFiles, rows: range, cols: range, form: PanelFormat) -> Codes | None:
+        del files, rows, cols, form
+        return None
+
+
 def tensor_to_json(tensor: StoredTensor, path_text: Callable[[Path], str]) -> JSON:
     """Returns the JSON that `tensor_from_json` reads."""
     found: JSON = msgspec.to_builtins(tensor, enc_hook=path_text)

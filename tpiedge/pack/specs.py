@@ -1,10 +1,11 @@
 """Describes a pack: named matrices and vectors, their shapes, units and sources."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias, Union
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, TypeAlias, Union
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -69,11 +70,26 @@ CHOICES: Final = (Precision.F32, Precision.BF16, Precision.Q8, Precision.Q4)
 
 ROUTER: Final = "router"
 """The name of the vector that has a router's matrix, row after row."""
+EXPERT_BIASES: Final = ("gate_bias", "up_bias", "down_bias")
+"""The names of the vectors that have a bias of each expert, one after the other."""
 
 
 def sources_of(source: str, count: int) -> tuple[str, ...]:
     """Returns the tensors of `count` experts' matrix, or the one of a matrix that no expert has."""
     return tuple(source.replace("{}", str(expert)) for expert in range(count))
+
+
+class StackedTensor(NamedTuple):
+    """An expert's matrix in a tensor that has those of all, with the source "TENSOR[ITEM]"."""
+
+    tensor: str
+    item: str
+
+
+def stack_source(source: str) -> StackedTensor | None:
+    """Parses the source of an item. Returns None for other sources."""
+    found = re.fullmatch(r"([^[]+)\[(\d+|{})\]", source)
+    return StackedTensor(*found.groups()) if found else None
 
 
 def whole_source(source: str) -> tuple[str, range | None]:
@@ -86,6 +102,34 @@ def whole_source(source: str) -> tuple[str, range | None]:
     if not (colon and first.isdecimal() and last.isdecimal() and int(first) < int(last)):
         raise UserError(f"pack layout: {source!r:.100} names no rows of a tensor; pack again")
     return name, range(int(first), int(last))
+
+
+class Columns(NamedTuple):
+    """Every `step`-th column of a tensor, from `first` on. The source "TENSOR[EXPERT,:,FIRST::STEP].T" names a matrix
+    of an expert, if the tensor has a row for each input, and "TENSOR[:,FIRST::STEP]" the biases of all experts."""
+
+    tensor: str
+    item: int | None
+    first: int
+    step: int
+
+    def shape_of_all(self, own: tuple[int, ...], experts: int) -> tuple[int, ...]:
+        """Returns the tensor's shape, for `own` rows and columns of the matrix or the biases."""
+        rows, cols = own
+        return (rows, self.step * cols) if self.item is None else (experts, cols, self.step * rows)
+
+
+_COLUMNS: Final = re.compile(r"([^[]+)\[(?:(\d+),:,(\d)::(\d)\]\.T|:,(\d)::(\d)\])")
+
+
+def columns_source(source: str) -> Columns | None:
+    """Parses the source of some columns of a tensor. Returns None for other sources."""
+    found = _COLUMNS.fullmatch(source)
+    if found is None:
+        return None
+    tensor, item, *numbers = found.groups()
+    first, step = map(int, filter(None, numbers))
+    return Columns(tensor, None if item is None else int(item), first, step)
 
 
 class MatrixSpec(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -123,7 +167,7 @@ class VectorSpec(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
 @dataclass(frozen=True)
 class BlobSpec:
     """The matrices and vectors of one blob: a layer, the embedding or the head. A layer with experts has the vector
-    ROUTER."""
+    ROUTER, and perhaps EXPERT_BIASES."""
 
     matrices: tuple[MatrixSpec, ...] = ()
     vectors: tuple[VectorSpec, ...] = ()
@@ -154,8 +198,8 @@ class BlobSpec:
         return matrices | {vector.source: self.shape_of(vector) for vector in self.vectors}
 
     def shape_of(self, vector: VectorSpec) -> tuple[int, ...]:
-        """Returns the shape of a vector's tensor. A router has a row for each expert."""
-        if self.experts and vector.name == ROUTER:
+        """Returns the shape of a vector's tensor. A router and biases of experts have a row for each expert."""
+        if self.experts and vector.name in (ROUTER, *EXPERT_BIASES):
             return self.experts.count, vector.length // self.experts.count
         return (vector.length,)
 

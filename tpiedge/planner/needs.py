@@ -9,7 +9,7 @@ from typing import TypeAlias
 from tpiedge.kernels.kv_format import KVFormat, page_positions
 from tpiedge.memory.residency import smallest_ring
 from tpiedge.memory.sweep import BLOCKS, head_tile_bytes, ring_bytes
-from tpiedge.pack.layout import BlobLayout, ExpertsLayout, StoredPart
+from tpiedge.pack.layout import ALIGN, BlobLayout, ExpertsLayout, StoredPart
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.share import Axis, NodeShare, Share, units_of
 from tpiedge.units import MIB, format_bytes, format_least
@@ -19,6 +19,8 @@ from tpiedge.wire.fields import ACTIVATION_BYTES, ALL_PINNED, Compute, Keeping, 
 #: libraries (84 MiB of them mapped), page tables, buffers, the scratch memory of a chunk. Measured in control groups.
 NODE_BASE_BYTES = 328 * MIB
 _COMPANION_BYTES = 64 * MIB  # of it, the part of the master or the worker's agent
+_EXPERTS_BYTES = 8 * MIB  # for what some experts compute: BATCH_BYTES of kernels/native/experts.cpp
+_INDEX_BYTES = 400  # of a page file's entry in kv/store.py
 _MOVED_PAGES = 2  # as much memory, with all heads, do pages on their way from and to the disk take
 _REMEDY = "raise its memory limit or shorten the context"
 _NOTHING = Share(0)
@@ -110,6 +112,12 @@ class ModelFacts:
         return sum(self.blocks.values())
 
     @property
+    def second_sums(self) -> int:
+        """All-reduces of a sweep that sum two rows of hidden states for each token: of an FFN, and of experts beside
+        it."""
+        return sum(count for block, count in self.blocks.items() if len({one.axis for one in block}) > 1)
+
+    @property
     def position_bytes(self) -> float:
         """Bytes of a position in the whole KV cache."""
         return sum(heads * nbytes for heads, nbytes in self.kv.items()) / self.kv_page_tokens
@@ -153,8 +161,8 @@ class NodeFacts:
     keeping: Keeping = field(default_factory=Keeping)
     alone: bool = False  # the process that started it is counted with another node
     head_speed: float | None = None  # None: equals `speed`
-    keeps: bool = False  # its owner gives disk space to kept KV pages
-    parks: bool = False  # the same, to parked ones
+    keep_bytes: int = 0  # disk space that its owner gives to kept KV pages
+    park_bytes: int = 0  # the same, to parked ones
 
     @property
     def streams(self) -> bool:
@@ -234,9 +242,13 @@ def _is_within(block: BlockFacts, other: BlockFacts) -> bool:
 
 def base_bytes(model: ModelFacts, node: NodeFacts) -> int:
     activations = min(ACTIVATION_BYTES, (model.row_bytes + model.input_bytes) * model.capacity_tokens)
-    moved = _MOVED_PAGES * sum(heads * nbytes for heads, nbytes in model.kv.items())
-    staging = moved if node.keeps or node.parks else 0
-    return NODE_BASE_BYTES - (_COMPANION_BYTES if node.alone else 0) + activations + staging
+    experts = _EXPERTS_BYTES if model.shape.experts else 0
+    given, staging = node.keep_bytes + node.park_bytes, 0
+    if given:
+        moved = _MOVED_PAGES * sum(heads * nbytes for heads, nbytes in model.kv.items())
+        # A file has at least one head of each layer.
+        staging = moved + _INDEX_BYTES * (given // max(ALIGN, sum(model.kv.values())))
+    return NODE_BASE_BYTES - (_COMPANION_BYTES if node.alone else 0) + activations + experts + staging
 
 
 def whole_need(model: ModelFacts, rank: int, share: NodeShare, node: NodeFacts) -> NodeNeed:

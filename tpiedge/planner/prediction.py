@@ -64,8 +64,9 @@ def _reduce_s(model: ModelFacts, machines: Sequence[MachineFacts]) -> float:
     rates = [worker.link_bytes_per_s for worker in workers if worker.link_bytes_per_s]
     row_s, inputs_s = (sum(one / rate for rate in rates) for one in (model.row_bytes, model.input_bytes))
     round_trip_s = max(worker.round_trip_s for worker in workers)
-    once_s = round_trip_s / 2 + row_s if len(workers) == 1 else round_trip_s + 2 * row_s
-    return model.exchanges * once_s + inputs_s
+    rows_s = row_s if len(workers) == 1 else 2 * row_s
+    once_s = round_trip_s / 2 + rows_s if len(workers) == 1 else round_trip_s + rows_s
+    return model.exchanges * once_s + model.second_sums * rows_s + inputs_s
 
 
 def measured(machines: Sequence[MachineFacts]) -> list[MachineFacts]:

@@ -37,7 +37,7 @@ class Combine(IntEnum):
 @dataclass(frozen=True, slots=True)
 class Exchange:
     """Parameters of all-reduces of one shape. Parts and sum are rounded to `precision`. Sums of i32 wrap around. A
-    call writes its place (step, block, chunk) at byte PLACE_AT of each header."""
+    call writes its place (step, block, chunk, choices) at byte PLACE_AT of each header."""
 
     combine: Combine
     rank: int  # the own part's place in the sum (SUM: 0)

@@ -22,7 +22,7 @@ from tpiedge.wire import data as d
 from tpiedge.wire.fields import MAX_CONTROL_HEADER, MAX_DIMENSIONS, DType, Message, TensorHeader
 from tpiedge.wire.join import JOIN_PROTOCOL, JOIN_TAGS
 
-PROTOCOL = 27
+PROTOCOL = 28
 
 TAGS: Final[dict[int, type[Message]]] = {
     int(kind.__struct_config__.tag): kind
@@ -33,8 +33,8 @@ TAGS: Final[dict[int, type[Message]]] = {
 
 FLAT_MARK: Final = 0xC1
 FLAT_BYTES: Final = 64
-PLACE: Final = struct.Struct("<QII")
-"""The layout of a BlockMessage's step, block and chunk, which begin at byte PLACE_AT."""
+PLACE: Final = struct.Struct("<QIII")
+"""The layout of a BlockMessage's step, block, chunk and choices, which begin at byte PLACE_AT."""
 # Behind the mark, the protocol, the tag and the epoch.
 PLACE_AT: Final = 3 + 4
 
@@ -43,10 +43,10 @@ _ENCODER: Final = msgspec.msgpack.Encoder()
 # The integers of a message with a tensor, as formats of `struct`.
 _INTEGERS: Final[dict[Any, str]] = {
     d.Hidden: "IQI",
-    d.Partial: "IQIIBB",
-    d.Reduced: "IQIIB",
-    d.Gathered: "IQIIB",
-    d.Slice: "IQIIBBB",
+    d.Partial: "IQIIIBB",
+    d.Reduced: "IQIIIB",
+    d.Gathered: "IQIIIB",
+    d.Slice: "IQIIIBBB",
     d.FileChunk: "IIQ",
 }
 _FLAT: Final = {

@@ -178,12 +178,13 @@ class Resume(f.EpochMessage, frozen=True, tag=53):
 
 class Token(f.EpochMessage, frozen=True, tag=41):
     """Rank 0 to master: a token of the answer. `logprobs` has (id, log probability) of the likeliest tokens and of
-    `token`."""
+    `token`. `brought`: with the epoch's first token, the number of positions that came from disk."""
 
     request: f.Name
     index: f.U32
     token: f.U32
     logprobs: Annotated[tuple[tuple[f.U32, f.Finite], ...], Meta(max_length=33)]
+    brought: f.U32 = 0
 
 
 class PromptScores(f.EpochMessage, frozen=True, tag=48):

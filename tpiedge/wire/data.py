@@ -71,7 +71,9 @@ class PageOrders(f.EpochMessage, frozen=True, tag=9):
     asked: Annotated[tuple[f.U64, ...], Meta(max_length=f.MAX_ARRAY)] = ()
     gathered: f.Moves = ()
     names: f.Blob = b""
-    clear: bool = False  # delete parked pages
+    used: f.Blob = b""  # names of pages that were used, one after the other
+    #: How much parked pages may take from now on: as much as a full KV cache, or as usual.
+    room: Literal["", "halt", "usual"] = ""
 
 
 class Hidden(f.EpochMessage, frozen=True, tag=2):
@@ -83,11 +85,13 @@ class Hidden(f.EpochMessage, frozen=True, tag=2):
 
 
 class BlockMessage(f.EpochMessage, frozen=True):
-    """A message that belongs to a block of a chunk."""
+    """A message that belongs to a block of a chunk. `choices`: a digest of the experts that the sender chose for the
+    chunk's tokens; 0 if it chose none."""
 
     step: f.U64
     block: f.U32
     chunk: f.U32
+    choices: f.U32
 
 
 class Partial(BlockMessage, frozen=True, tag=3):

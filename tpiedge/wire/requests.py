@@ -58,3 +58,4 @@ class GenerationRequest:
     scope: Annotated[str, Meta(max_length=SCOPE_CHARACTERS)] = ""  # an opaque name of a client; "": shared
     pack: Annotated[str, Meta(max_length=64)] = ""  # the id of the model's weights; "": any
     keep_context: bool = False  # with `keep_prefix`: pages may stay on disk after the master ends
+    preamble_tokens: U32 = 0  # of the prompt: the system prompt and tools, which other chats share

@@ -109,9 +109,9 @@ class Cluster:
         wire: Any = self.wire if array.dtype.kind == "f" else "i32"
         sender = rank if sender is None else sender
         header = header_of(wire, array.shape, array.itemsize)
-        message: Any = Partial(epoch, 1, block, 0, flags, sender, header)
+        message: Any = Partial(epoch, 1, block, 0, 0, flags, sender, header)
         if self.way == "star" and rank == 0:
-            message = Reduced(epoch, 1, block, 0, flags, header)
+            message = Reduced(epoch, 1, block, 0, 0, flags, header)
         self.endpoints[rank].send(message, encode_array(wire, array), f"node-{to}", WAIT_S)
 
     def outcome(self, rank: int) -> int:

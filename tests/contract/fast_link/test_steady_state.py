@@ -77,7 +77,7 @@ def test_python_sends_the_sum_native_code_could_not_send(make: Any, wire: Any) -
     answer = cluster.endpoints[2].recv(WAIT_S)
     assert answer is not None
     assert answer.tensor is not None
-    assert answer.message == Reduced(1, 1, 4, 0, 0, header_of(wire, sevens.shape))
+    assert answer.message == Reduced(1, 1, 4, 0, 0, 0, header_of(wire, sevens.shape))
     assert bytes(answer.tensor) == bytes(encode_array(wire, sevens))
     assert np.array_equal(result.numpy(), decode_array(wire, bytes(answer.tensor), SHAPE))
     assert cluster.endpoints[1].recv(0.05) is None

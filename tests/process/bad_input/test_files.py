@@ -57,7 +57,7 @@ def test_a_pickle_checkpoint_is_never_opened(fails, cache, model):
         ({"model_type": "gpt_neox"}, "model_type is 'gpt_neox'; supported are"),
         ({"rope_scaling": {"type": "longrope", "factor": 2.0}}, "longrope"),
         ({"rope_scaling": {"type": "linear", "factor": -2.0}}, "factor is -2.0"),
-        ({"quantization_config": {"bits": 4}}, "quant_method is ''; supported are gptq and awq"),
+        ({"quantization_config": {"bits": 4}}, "quant_method is ''; supported are gptq, awq and mxfp4"),
         ({"num_local_experts": 8}, "mixture-of-experts"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",

@@ -105,7 +105,7 @@ def test_unreadable_settings_are_refused(fails, tmp_path, content, expected):
         (("stop", "qwen3:4b"), "Ctrl-C where 'tpiedge master'"),
         (("create", "mine", "-f", "Modelfile"), "'tpiedge import-gguf FILE --name NAME'"),
         (("run", "gemma:9b"), "gemma:9b is not supported yet; nearest: gemma2-9b or granite3.3-8b"),
-        (("pull", "gpt-oss:20b"), "gpt-oss:20b is not supported yet; nearest: gemma2-27b or gemma3-27b"),
+        (("pull", "glm:27b"), "glm:27b is not supported yet; nearest: gemma2-27b or gemma3-27b"),
         (("pull", "qwen3:4"), "did you mean qwen3-4b"),
         (("master", "qwen3:4b"), "to fetch it from the hub: tpiedge pull qwen3:4b"),
         (("run", "demo", "--prompt", "x", "--seed", BIG), f"--seed is {BIG}"),

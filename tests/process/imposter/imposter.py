@@ -63,7 +63,7 @@ class Node:
 
     def partial(self, **changes: object) -> Partial:
         fields = {
-            "epoch": self.epoch, "step": self.step, "block": self.block, "chunk": 0, "flags": 0,
+            "epoch": self.epoch, "step": self.step, "block": self.block, "chunk": 0, "choices": 0, "flags": 0,
             "sender": self.rank, "tensor": TensorHeader("f32", self.shape),
         }  # fmt: skip
         return Partial(**{**fields, **changes})

@@ -29,13 +29,13 @@ def _twice(node: Node) -> None:
 
 
 def _as_rank_zero(node: Node) -> None:
-    answer = Reduced(node.epoch, node.step, 0, 0, 0, TensorHeader("f32", (0, 0)))
+    answer = Reduced(node.epoch, node.step, 0, 0, 0, 0, TensorHeader("f32", (0, 0)))
     node.raw(encode(answer))
     node.raw(encode(answer))
 
 
 def _of_no_hop(node: Node) -> None:
-    part = Slice(node.epoch, node.step, 0, 0, 0, 200, node.rank, None)
+    part = Slice(node.epoch, node.step, 0, 0, 0, 0, 200, node.rank, None)
     node.raw(encode(part))
     node.raw(encode(part))
 

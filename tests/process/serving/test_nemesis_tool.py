@@ -49,6 +49,15 @@ def test_nemesis_faults_break_no_kind_of_answer() -> None:
 
 
 @pytest.mark.timeout(900)
+def test_nemesis_faults_break_no_answer_of_a_mixture() -> None:
+    """A master and three workers: this seed kills an agent, stops rank 0, drains workers and has another one join."""
+    sizes = ("--workers", 3, "--kills", 5, "--apart", 1, "--seed", 3, "--tokens", 40, "--clients", 3)
+    found = broken("mixture", *sizes, "--faults", "kills,processes")
+    assert found["kills"] >= 5
+    assert found["answers"] > 0
+
+
+@pytest.mark.timeout(900)
 @pytest.mark.fault("F6", "disks of KV pages while answers run: none is wrong or lost, and the limits hold")
 @pytest.mark.fault(
     "F9",

@@ -1,7 +1,7 @@
 """A cluster of 1 to 4 nodes as dictionaries: what each position of a page was computed from, in memory and on disk."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 
@@ -9,6 +9,7 @@ from tests.unit.engine.test_batch_schedules import SIZE, Engine, Model, wanderin
 from tpiedge.engine.batcher import Batch
 from tpiedge.engine.paging import Disk
 from tpiedge.engine.sequence import RunningSequence
+from tpiedge.engine.step_cost import StepCost
 from tpiedge.kv.pages import NameKeys
 from tpiedge.wire.data import PageOrder
 from tpiedge.wire.requests import GenerationRequest
@@ -37,10 +38,12 @@ EMPTY: Page = (None,) * SIZE
 
 @dataclass
 class Machine:
-    """A disk: pages by store, name and head. `fails` counts the next writes and reads that fail."""
+    """A disk: pages by store, name and head. `fails` counts the next writes and reads that fail. `uses`: names in the
+    order of use, where a page that is left is used."""
 
     files: dict[tuple[bool, bytes, int], Page] = field(default_factory=dict)
     fails: int = 0
+    uses: list[bytes] = field(default_factory=list)
 
     def has(self, name: bytes) -> bool:
         return any(known == name for _, known, _ in self.files)
@@ -48,6 +51,7 @@ class Machine:
     def leave(self, kept: bool, name: bytes, heads: Sequence[int], page: Page) -> bool:
         if self._failed():
             return False
+        self.uses.append(name)
         for head in (HEADER, *heads):
             self.files.setdefault((kept, name, head), page)
         return True
@@ -108,12 +112,22 @@ class Cluster:
     """Epochs of a cluster. `split_shows`: pages' bits depend on the split. A request has been told `answers[its id]`
     tokens."""
 
-    def __init__(self, plan: Plan, *, machines: int = 4, split_shows: bool = False, model: Model = wandering):
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        machines: int = 4,
+        split_shows: bool = False,
+        model: Model = wandering,
+        cost: Callable[[], StepCost] = StepCost,
+    ):
+        self.cost = cost
         self.machines = [Machine() for _ in range(machines)]
         self.split_shows, self.model = split_shows, model
         self.split = 0
         self.sequences: dict[str, RunningSequence] = {}
         self.ended: dict[str, RunningSequence] = {}
+        self.preambles: set[bytes] = set()
         self.start(plan)
 
     def start(self, plan: Plan, *, killed: bool = False) -> None:
@@ -135,6 +149,7 @@ class Cluster:
             short_tokens=plan.short_tokens,
             keys=NameKeys(shared, b"own"),
             disk=disk,
+            cost=self.cost(),
         )
         self.batcher, self.pool = self.engine.batcher, self.engine.pool
         self.memories = [[list(EMPTY) for _ in range(plan.pages)] for _ in plan.ranks]
@@ -147,17 +162,27 @@ class Cluster:
             self.add(replace(sequence.request, answer_ids=answer))
 
     def add(self, request: GenerationRequest) -> RunningSequence:
+        tokens, before = request.prompt_ids[: request.preamble_tokens], self.pool.scope_name(request.scope)
+        *_, before = before, *self.pool.names(tokens, before)
+        self.preambles.add(self.pool.name_of(before, tokens[len(tokens) // SIZE * SIZE :]))
         self.sequences[request.id] = self.batcher.add(request)
         return self.sequences[request.id]
 
     def ask(
-        self, name: str, text: Sequence[int], count: int = 3, scope: str = KEPT_SCOPE, *, keep: bool = True
+        self,
+        name: str,
+        text: Sequence[int],
+        count: int = 3,
+        scope: str = KEPT_SCOPE,
+        *,
+        keep: bool = True,
+        preamble: int = 0,
     ) -> RunningSequence:
         kept = scope == KEPT_SCOPE
         request = GenerationRequest(
             name, tuple(text), count, keep_prefix=keep, scope=scope, keep_context=kept
         )
-        return self.add(request)
+        return self.add(replace(request, preamble_tokens=preamble))
 
     def step(self) -> Batch | None:
         """Takes a step and the orders after it."""
@@ -175,6 +200,9 @@ class Cluster:
 
     def take(self) -> list[Order]:
         new = [Order(order) for order in self.batcher.take_orders()]
+        used = self.batcher.take_used()
+        for index, _ in self.plan.ranks:
+            self.machines[index].uses += [used[start : start + 16] for start in range(0, len(used), 16)]
         for order in new:
             self._check_order(order)
         self.orders += new
@@ -294,11 +322,16 @@ class Cluster:
                 wanted.pages
             ), "a page in two orders is overwritten"
         for page, name in zip(wanted.pages, order.names, strict=True) if wanted.kept else ():
-            last = self.memories[0][page][-1]
-            assert last is not None, "a partial page is kept"
+            cells = [cell for cell in self.memories[0][page] if cell is not None]
+            assert len(cells) == SIZE, "a partial page is kept"
             assert self.plan.keep
-            assert (last.scope, last.long) == (KEPT_SCOPE, False)
-            assert name == [*self.pool.names(last.text, self.pool.scope_name(KEPT_SCOPE))][-1]
+            assert {(cell.scope, cell.long) for cell in cells} == {(KEPT_SCOPE, False)}
+            *_, before, full = [
+                (scope := self.pool.scope_name(KEPT_SCOPE)),
+                *self.pool.names(cells[-1].text, scope),
+            ]
+            partial = self.pool.partial_names(cells[-1].text[-SIZE:], before)
+            assert name == full or name in self.preambles.intersection(partial)
 
     def check(self) -> None:
         running = self._running()

@@ -10,6 +10,7 @@ from tpiedge.engine.paging import Disk
 from tpiedge.engine.sequence import RunningSequence, StepPiece
 from tpiedge.engine.step_cost import StepCost
 from tpiedge.kv.pages import NameKeys, PagePool
+from tpiedge.model.blocks import Experts
 from tpiedge.wire.data import Segment
 from tpiedge.wire.fields import MAX_PAGES
 from tpiedge.wire.requests import GenerationRequest
@@ -314,6 +315,19 @@ def test_answers_and_prompts_share_a_step() -> None:
     assert batch.segments[1] == Segment(1, 0, 37, 1)
 
 
+@pytest.mark.parametrize(("experts", "tokens"), [(None, 16), (Experts(32, 4, 64), 23)])
+def test_prompt_beside_an_answer_takes_few_tokens_but_as_many_as_read_nearly_all_experts(
+    experts: Experts | None, tokens: int
+) -> None:
+    cost = StepCost(experts.touched) if experts else StepCost()
+    engine = Engine(64, cost=cost)
+    engine.add([1, 2, 3], 9)
+    engine.step()
+    cost.measured(1, 1.0)
+    engine.add([*range(100, 200)], 2)
+    assert lengths(engine.step()) == [1, tokens]
+
+
 def test_shortest_prefill_goes_first_and_oldest_keeps_a_share() -> None:
     engine = Engine(300, step_tokens=64)
     oldest, short, shorter = engine.add([1] * 300, 2), engine.add([2] * 40, 2), engine.add([3] * 20, 2)
@@ -382,7 +396,11 @@ def rising() -> StepCost:
     return cost_of((1, 1.0), (16, 2.0))
 
 
-COSTS: list[Callable[[], StepCost]] = [StepCost, flat, rising]
+def mixed() -> StepCost:
+    return StepCost(Experts(32, 4, 64).touched)
+
+
+COSTS: list[Callable[[], StepCost]] = [StepCost, flat, rising, mixed]
 
 
 @settings(max_examples=80, deadline=None)

@@ -131,6 +131,18 @@ def test_late_order_to_leave_pages_stops_nobody() -> None:
     assert cluster.pool.held == 0
 
 
+def test_nobody_waits_for_a_page_in_a_late_order_to_leave_it() -> None:
+    pool = PagePool(4, 1, KEYS)
+    paging = Paging(pool, Disk(lambda _: False, keep=False, park=True))
+    one = RunningSequence(GenerationRequest("r", (1, 2), 1), [1, 2], 10**6, done=2)
+    one.pages, one.names = [pool.allocate(), pool.allocate()], [b"1" * 16, b"2" * 16]
+    paging.park(one, None, halted=False)
+    [order] = paging.take()
+    assert paging.moving(one.names[0])
+    paging.give_up(paging.under_way(order.number))
+    assert not paging.moving(one.names[0])
+
+
 def test_pages_of_a_late_order_are_awaited_without_work() -> None:
     cluster = Cluster(replace(ONE, pages=6))
     cluster.ask("a", TEXT[:8], count=1)
@@ -158,7 +170,7 @@ def test_page_that_one_node_lacks_is_computed_and_left_again() -> None:
     cluster.answer(cluster.orders[0])
     assert (again.cached, again.brought, again.done, len(again.pages)) == (4, 4, 4, 1)
     cluster.step()
-    assert kinds(cluster.orders) == [("leave", True, 1)]
+    assert kinds(cluster.orders) == [("leave", True, 2)]
     cluster.run()
     assert (True, lost, 1) in disk
     finished(cluster, "evicts", [9] * 31, 1)
@@ -186,14 +198,110 @@ def test_name_that_could_not_be_brought_is_not_tried_again() -> None:
     cluster.run()
 
 
+def test_chats_with_the_same_preamble_share_it_amid_a_page() -> None:
+    cluster = Cluster(TWO)
+    cluster.ask("a", [*TEXT[:6], 20], preamble=6)
+    cluster.run()
+    cluster.start(TWO, killed=True)
+    other = cluster.ask("b", [*TEXT[:6], 30, 31], preamble=6)
+    cluster.step()
+    cluster.answer_all()
+    assert (other.cached, other.brought, other.done) == (6, 6, 6)
+    cluster.run()
+    assert other.ids == cluster.engine.answer(other)
+    cluster.ask("c", [*TEXT[:6], 40], preamble=6)
+    cluster.run()
+    assert cluster.ended["c"].cached == 6
+
+
+@pytest.mark.parametrize(
+    ("plan", "scope", "preamble", "left"),
+    [
+        (ONE, KEPT_SCOPE, 6, [("leave", True, 1)]),
+        (ONE, "other", 6, [("leave", False, 1)]),
+        (NEITHER, KEPT_SCOPE, 6, []),
+        (ONE, KEPT_SCOPE, 8, []),
+        (ONE, KEPT_SCOPE, 9, [("leave", False, 1)]),
+        (replace(ONE, park=False), KEPT_SCOPE, 9, []),
+        (ONE, KEPT_SCOPE, 11, []),
+    ],
+)
+def test_preamble_is_left_where_its_request_allows_once_it_is_computed(
+    plan: Plan, scope: str, preamble: int, left: list[tuple[str, bool, int]]
+) -> None:
+    cluster = Cluster(plan)
+    one = cluster.ask("a", TEXT, scope=scope, preamble=preamble)
+    cluster.step()
+    cluster.answer_all()
+    cluster.end(one)
+    cluster.take()
+    assert kinds(cluster.orders) == left
+
+
+def test_page_in_two_orders_is_free_after_both() -> None:
+    cluster = Cluster(replace(ONE, pages=3))
+    one = cluster.ask("a", TEXT[:7], preamble=2)
+    cluster.step()
+    cluster.end(one)
+    cluster.take()
+    assert [order.order.pages for order in cluster.orders] == [(0,), (0,)]
+    cluster.ask("b", [9] * 9)
+    assert cluster.step() is None
+    assert cluster.batcher.awaited
+    cluster.run()
+
+
+def test_pages_count_as_used_later_than_those_that_follow() -> None:
+    """The end of a prefix is evicted first, because the rest is of use without it."""
+    plan = replace(TWO, pages=40)
+    cluster = Cluster(plan)
+    text = [*range(101)]
+    names = [*cluster.pool.names(text, cluster.pool.scope_name(KEPT_SCOPE))]
+
+    def latest() -> list[list[bytes]]:
+        return [list(dict.fromkeys(reversed(one.uses)))[: len(names)] for one in cluster.machines[:2]]
+
+    finished(cluster, "left", text, 1)
+    assert latest() == [names, names]
+    for name in ("found in memory", "brought"):
+        finished(cluster, f"before {name}", [9] * 9, 1)
+        assert names[0] not in latest()[0][:1]
+        finished(cluster, name, text, 1)
+        assert latest() == [names, names], name
+        cluster.start(plan, killed=True)
+
+
+def test_page_that_another_node_has_parked_is_kept() -> None:
+    cluster = Cluster(TWO)
+    finished(cluster, "a", TEXT)
+    files = cluster.machines[1].files
+    for kept, name, head in list(files):
+        files[False, name, head] = files.pop((kept, name, head))  # its heads travelled
+    cluster.start(TWO)
+    finished(cluster, "b", TEXT)
+    assert {(True, name, head) for _, name, head in files} <= files.keys()
+
+
+def test_halt_that_is_resumed_leaves_what_was_not_left_yet() -> None:
+    cluster = Cluster(replace(TWO, pages=32))
+    one = cluster.ask("a", [*range(100)], 9)
+    cluster.step()
+    cluster.step()
+    cluster.end(one)
+    assert kinds(cluster.orders) == [("leave", True, 16)]
+    cluster.halt()
+    pages = {name for _, name, _ in cluster.machines[0].files}
+    cluster.step()
+    cluster.answer_all()
+    assert (len(pages), len({name for _, name, _ in cluster.machines[0].files})) == (16, 25)
+
+
 def test_an_order_is_for_one_store() -> None:
     cluster = Cluster(ONE)
     cluster.ask("a", TEXT)
     cluster.ask("b", TEXT, scope="other")
     cluster.step()
-    assert kinds(cluster.orders) == [("leave", True, 2)]
-    cluster.answer(cluster.orders[0])
-    assert kinds(cluster.take()) == [("leave", False, 2)]
+    assert kinds(cluster.orders) == [("leave", True, 2), ("leave", False, 2)]
 
 
 def test_preempted_sequence_leaves_its_partial_page_and_brings_it() -> None:
@@ -333,9 +441,9 @@ def test_next_epoch_continues_parked_sequences_amid_a_page(split_shows: bool) ->
     again = [cluster.sequences[name] for name in ("a", "b")]
     cluster.step()
     cluster.answer_all()
-    assert [(each.done, each.cached, each.private) for each in again] == [
-        (done, 0, split_shows),
-        (done, 0, True),
+    assert [(each.done, each.brought, each.cached, each.private) for each in again] == [
+        (done, done, 0, split_shows),
+        (done, done, 0, True),
     ]
     cluster.run()
     assert again[0].ids == cluster.engine.answer(one)
@@ -369,7 +477,7 @@ def test_page_that_is_being_left_is_not_brought() -> None:
     assert one.done == 11, "the partial page is computed"
 
 
-def test_leaving_in_advance_holds_at_most_a_quarter_of_the_available_pages() -> None:
+def test_leaving_in_advance_holds_at_most_half_of_all_pages() -> None:
     pool = PagePool(10, 1, KEYS)
     paging = Paging(pool, Disk(lambda _: False, keep=False, park=True))
     ids = [*range(8)]
@@ -378,13 +486,16 @@ def test_leaving_in_advance_holds_at_most_a_quarter_of_the_available_pages() -> 
     paging.publish(one)
     pool.give_back(one.pages)
     [order] = paging.take()
-    assert (len(order.pages), pool.available) == (2, 8)
-    paging.answered(order.number, 0, 0.0)
-    [following] = paging.take()
-    assert not {*order.pages} & {*following.pages}, "pages that could not be left are not tried again"
-    paging.answered(following.number, 2, 0.0)
-    paging.forget_unsaved()
+    assert (len(order.pages), pool.available) == (5, 5)
     assert paging.take() == ()
+    paging.answered(order.number, 0, 0.0)
+    paging.halting = True
+    assert paging.take() == ()
+    paging.halting = False
+    [following] = paging.take()
+    assert {*following.pages} == {*one.pages} - {*order.pages}, (
+        "pages that could not be left are not tried again"
+    )
 
 
 def test_disk_is_not_used_where_computing_is_faster_and_is_tried_again() -> None:
@@ -432,8 +543,9 @@ class Away(RuleBasedStateMachine):
         self.count = 0
         model = data.draw(st.sampled_from(MODELS), "model")
         self.short_tokens = data.draw(st.sampled_from([1000, 1000, 5, 11]), "short_tokens")
-        self.cost = data.draw(st.sampled_from(COSTS), "cost")
-        self.cluster = Cluster(self.plan(data), split_shows=data.draw(st.booleans(), "shows"), model=model)
+        cost = data.draw(st.sampled_from(COSTS), "cost")
+        shows = data.draw(st.booleans(), "shows")
+        self.cluster = Cluster(self.plan(data), split_shows=shows, model=model, cost=cost)
 
     def plan(self, data: st.DataObject) -> Plan:
         draw = data.draw
@@ -462,6 +574,7 @@ class Away(RuleBasedStateMachine):
             prompt_scores=data.draw(st.sampled_from([False] * 4 + [True]), "scores"),
             scope=(scope := data.draw(st.sampled_from([KEPT_SCOPE, KEPT_SCOPE, "other"]), "scope")),
             keep_context=scope == KEPT_SCOPE,
+            preamble_tokens=min(len(text), data.draw(st.sampled_from([0, 2, 6, 9]), "preamble")),
         )
         self.cluster.add(request)
 

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tpiedge.engine.step_cost import StepCost
+from tpiedge.model.blocks import Experts
 
 MEASUREMENTS = st.lists(st.tuples(st.integers(1, 300), st.floats(0.001, 10)), min_size=1, max_size=60)
 
@@ -73,3 +74,28 @@ def test_cost_estimate_is_accurate_with_noisy_steps(fixed_s: float, row_s: float
         cost.measured(rows, (fixed_s + row_s * rows) * noise)
     for rows in (1, 2, 3, 6, 8, 12, 16, 40, 64, 200, 300):
         assert cost.seconds(rows) == pytest.approx(1.08 * (fixed_s + row_s * rows), rel=0.25)
+
+
+def test_cost_of_more_rows_counts_the_experts_that_they_touch() -> None:
+    experts = Experts(128, 8, 768)
+    cost = StepCost(experts.touched)
+    for rows in (1, 2):
+        for _ in range(3):
+            cost.measured(rows, 1.0 + experts.touched(rows) + 2 * rows)
+    assert cost.hopeful_seconds(16) == pytest.approx(1.0 + experts.touched(16) + 32)
+    cost.measured(16, 1.0 + experts.touched(16) + 32)
+    assert cost.seconds(5) == pytest.approx(1.0 + experts.touched(5) + 10)
+    assert learnt(*[(1, 1.0), (2, 1.5)] * 3).hopeful_seconds(16) == 1.5
+
+
+def test_hopeful_cost_of_experts_is_that_of_the_only_known_kind() -> None:
+    cost = StepCost(Experts(128, 8, 768).touched)
+    for _ in range(3):
+        cost.measured(1, 1.0)
+    assert cost.hopeful_seconds(16) == 1.0
+
+
+@pytest.mark.parametrize(("count", "chosen", "rows"), [(128, 8, 47), (8, 2, 11), (4, 4, 1)])
+def test_rows_that_touch_nearly_all_experts(count: int, chosen: int, rows: int) -> None:
+    assert StepCost(Experts(count, chosen, 768).touched).rows_touching(0.95) == rows
+    assert StepCost().rows_touching(0.95) == 1

@@ -83,6 +83,7 @@ def attend(
     window: int | None = None,
     scale: float | None = None,
     cap: float = 0.0,
+    sinks: Tensor | None = None,
     pool: Pool | None = None,
 ) -> Tensor:
     kv_heads, length, _ = k_KSd.shape
@@ -91,7 +92,7 @@ def attend(
     cache.write(table, _bytes_of(k_KSd), _bytes_of(v_KSd))
     spans = cache.spans((q_TNd.shape[0], first_position, table))
     return attention_pages(
-        q_TNd, spans, cache.layout, kv_of_head, window=window, scale=scale, cap=cap, pool=pool
+        q_TNd, spans, cache.layout, kv_of_head, window=window, scale=scale, cap=cap, sinks_N=sinks, pool=pool
     )
 
 

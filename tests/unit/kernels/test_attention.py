@@ -22,6 +22,7 @@ def naive(
     window: int | None,
     scale: float | None = None,
     cap: float = 0.0,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     result = torch.empty(q.shape, dtype=torch.float64)
     for t in range(q.shape[0]):
@@ -31,7 +32,9 @@ def naive(
             keys, values = k[of, low : position + 1].double(), v[of, low : position + 1].double()
             scores = keys @ q[t, head].double() * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
             scores = torch.tanh(scores / cap) * cap if cap else scores
-            result[t, head] = torch.softmax(scores, 0) @ values
+            if sinks is not None:  # its value is zero
+                scores = torch.cat((scores, sinks[head : head + 1].double()))
+            result[t, head] = torch.softmax(scores, 0)[: len(values)] @ values
     return result
 
 
@@ -64,11 +67,12 @@ def test_torch_attention_equals_the_definition(
     for tokens, before, width in [(1, 0, 8), (1, 30, 16), (4, 0, 12), (5, 33, 100), (17, 3, 8)]:
         k, v = (cache(max(kv) + 1, before + tokens, width, dtype) for _ in range(2))
         q = torch.randn(tokens, len(kv), width)
-        out = attend(q, k, v, kv, before, window=window, scale=scale, cap=cap)
-        assert out.dtype is torch.float32
-        assert out.is_contiguous()
-        expected = naive(q, k, v, kv, before, window, scale, cap)
-        torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-5)
+        for sinks in (None, torch.randn(len(kv)) * 3):
+            out = attend(q, k, v, kv, before, window=window, scale=scale, cap=cap, sinks=sinks)
+            assert out.dtype is torch.float32
+            assert out.is_contiguous()
+            expected = naive(q, k, v, kv, before, window, scale, cap, sinks)
+            torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-5)
 
 
 STORED = ["f32", "bf16", "q8", "q4"]
@@ -114,12 +118,13 @@ def test_native_attention_equals_the_definition(
             stored(torch.randn(max(kv) + 1, before + tokens, width), precision) for _ in "kv"
         )
         q = torch.randn(tokens, len(kv), width)
-        out = attend(q, k, v, kv, before, window=window, scale=scale, cap=cap, pool=pool)
-        assert out.dtype is torch.float32
-        expected = naive(q, k_KSd, v_KSd, kv, before, window, scale, cap)
-        atol = 5e-6 if isinstance(k, QuantisedRows) else 2e-6
-        rtol = 1e-5 if scale is None else 4e-5  # scores are larger
-        torch.testing.assert_close(out.double(), expected, rtol=rtol, atol=atol * (rtol * 1e5))
+        for sinks in (None, torch.randn(len(kv)) * 3):
+            out = attend(q, k, v, kv, before, window=window, scale=scale, cap=cap, sinks=sinks, pool=pool)
+            assert out.dtype is torch.float32
+            expected = naive(q, k_KSd, v_KSd, kv, before, window, scale, cap, sinks)
+            atol = 5e-6 if isinstance(k, QuantisedRows) else 2e-6
+            rtol = 1e-5 if scale is None else 4e-5  # scores are larger
+            torch.testing.assert_close(out.double(), expected, rtol=rtol, atol=atol * (rtol * 1e5))
 
 
 @pytest.mark.parametrize(
@@ -129,6 +134,12 @@ def test_attention_refuses_impossible_numbers(numbers: dict[str, int]) -> None:
     k = torch.zeros(1, 3, 8)
     with pytest.raises(ValueError, match=r"window of 0|capped at"):
         attend(torch.zeros(1, 1, 8), k, k, (0,), 2, **numbers)
+
+
+def test_attention_refuses_sinks_of_other_heads() -> None:
+    k = torch.zeros(1, 3, 8)
+    with pytest.raises(ValueError, match="sinks"):
+        attend(torch.zeros(1, 1, 8), k, k, (0,), 2, sinks=torch.zeros(2))
 
 
 @pytest.mark.parametrize("precision", STORED)

@@ -44,6 +44,7 @@ class Variant:
     scale: float | None = None
     cap: float = 0.0
     factors: bool = False
+    sinks: bool = False
 
 
 VARIANTS = {
@@ -56,6 +57,7 @@ VARIANTS = {
     "all heads at once, keys are values": Variant(others=(1, 3), projections=2, value_norm=True),
     "all heads at once, keys of an earlier layer": Variant(others=(1, 0), projections=1),
     "capped": Variant(cap=2.0, scale=1.0, window=33, value_norm=True, kv="q4"),
+    "sinks": Variant(sinks=True, window=33, biased=True, kv="bf16"),
     "factors": Variant(factors=True, rotated=6),
     "factors without rotation": Variant(factors=True, rotated=0, head_norms=False),
     "values have a norm": Variant(width=256, value_norm=True, window=33, kv="bf16"),
@@ -84,6 +86,7 @@ class Block:
         self.biases = [torch.randn(count) if of.biased else None for count in rows]
         self.x, self.factor_T = torch.randn(TOKENS, HIDDEN), torch.rand(TOKENS) + 0.5 if of.factors else None
         self.rotation = rotation(BEFORE, TOKENS, width if of.rotated is None else of.rotated, of.turned)
+        self.sinks = torch.randn(HEADS) * 2 if of.sinks else None
         self.past = torch.randn(2, BEFORE + TOKENS, KV_HEADS, width)
 
     def cache(self, linear: Linear) -> tuple[PagedCache, Spans]:
@@ -112,6 +115,7 @@ class Block:
             head_norms_d=(self.norms[0], self.norms[1] if of.projections > 1 else None),
             value_norm_d=self.value_norm,
             own_heads=of.others,
+            sinks_n=self.sinks,
             window=of.window,
             scale=of.scale,
             cap=of.cap,
@@ -142,8 +146,9 @@ class Block:
         if of.projections > 1:
             append_pages(rope(k_TKd, *self.rotation, pool), v_TKd, spans, cache.layout, pool)
         out = attention_pages(
-            q_TNd, spans, cache.layout, KV_OF_HEAD, window=of.window, scale=of.scale, cap=of.cap, pool=pool
-        )
+            q_TNd, spans, cache.layout, KV_OF_HEAD, window=of.window, scale=of.scale, cap=of.cap,
+            sinks_N=self.sinks, pool=pool,
+        )  # fmt: skip
         return linear.contract(out.flatten(1), self.o, GRID)
 
     def _heads(self, x: Tensor, first: int, count: int) -> Tensor:
@@ -177,6 +182,7 @@ def test_fused_attention_equals_its_parts(int8: Linear, name: str) -> None:
         {"cap": 2.0},
         {"window": 20},
         {"factors": True},
+        {"sinks": True},
         {"rotated": 6},
         {"normed": False},
         {"head_norms": False},
@@ -213,6 +219,7 @@ def test_impossible_attention_blocks_are_refused(int8: Linear) -> None:
     refused("norm", (q, None, None, o), head_norms_d=(None, torch.zeros(24)))
     refused("norm", own_heads=(0, 0), head_norms_d=(torch.zeros(24), None))
     refused("norm", value_norm_d=torch.zeros(23))
+    refused("sinks", sinks_n=torch.zeros(HEADS + 1))
     refused("window", window=0)
     refused("capped", cap=math.nan)
     refused("rotated", rotated=5)

@@ -48,10 +48,19 @@ def test_swiglu_equals_the_definition_in_place() -> None:
     assert torch.equal(out[:, 5:], torch.zeros(3, 2))
 
 
-@pytest.mark.parametrize("activation", Activation)
+@pytest.mark.parametrize("activation", [Activation.SILU, Activation.GELU_TANH, Activation.TANH])
 def test_activations_equal_those_that_transformers_names(activation: Activation) -> None:
     from transformers.activations import ACT2FN
 
     gate, up = torch.randn(3, 7), torch.randn(3, 7)
     torch.testing.assert_close(activate(gate.clone(), up, activation), ACT2FN[activation](gate) * up)
     torch.testing.assert_close(activate(gate.clone(), activation=activation), ACT2FN[activation](gate))
+
+
+def test_activation_of_gpt_oss_equals_the_definition() -> None:
+    gate, up = torch.linspace(-20, 20, 41).repeat(41), torch.linspace(-10, 10, 41).repeat_interleave(41)
+    below, between = gate.clamp(max=7), up.clamp(-7, 7)
+    expected = below * torch.sigmoid(1.702 * below)
+    for gated in (True, False):
+        found = activate(gate.clone(), up if gated else None, Activation.GPT_OSS)
+        torch.testing.assert_close(found, expected * (between + 1 if gated else 1))

@@ -44,7 +44,7 @@ def test_tanh_equals_float64_for_all_magnitudes(pool: Pool) -> None:
     assert torch.equal(out[-3:], torch.zeros(3))
 
 
-@pytest.mark.parametrize("activation", [Activation.SILU, Activation.GELU_TANH])
+@pytest.mark.parametrize("activation", [Activation.SILU, Activation.GELU_TANH, Activation.GPT_OSS])
 @pytest.mark.parametrize("gated", [True, False])
 def test_activations_equal_float64_for_all_magnitudes(
     pool: Pool, activation: Activation, gated: bool
@@ -53,8 +53,12 @@ def test_activations_equal_float64_for_all_magnitudes(
     up = torch.randn(gate.shape) if gated else None
     out = activate(gate[None], None if up is None else up[None], activation, pool)[0]
     wide = gate.double()
-    inner = wide if activation is Activation.SILU else math.sqrt(8 / math.pi) * (wide + 0.044715 * wide**3)
-    expected = wide * torch.sigmoid(inner) * (1 if up is None else up.double())
+    if activation is Activation.GPT_OSS:
+        expected = activate(wide, None if up is None else up.double(), activation)  # in float64
+    else:
+        silu = activation is Activation.SILU
+        inner = wide if silu else math.sqrt(8 / math.pi) * (wide + 0.044715 * wide**3)
+        expected = wide * torch.sigmoid(inner) * (1 if up is None else up.double())
     # An error of the argument is one of the exponential: the larger both are, the smaller is the result.
     rtol = 1e-6 * (1 if activation is Activation.SILU else 12)
     # e^88 is the exponential's upper bound: below -88 the result is no longer relative, but 0 to 1e-35.

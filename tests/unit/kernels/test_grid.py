@@ -115,6 +115,27 @@ def test_the_end_of_a_block_equals_its_parts(pool: Pool, dtype: torch.dtype, end
                 assert torch.equal(by_torch, end.scale * (x + end.factor * plain))
 
 
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.float32])
+def test_the_end_of_two_sums_adds_their_norms(dtype: torch.dtype) -> None:
+    norms, last = (torch.linspace(0.5, 1, 600), torch.linspace(1, -1, 600)), torch.linspace(2, 1, 600)
+    end = BlockEnd(None, last, 1e-5, 0.5, 0.7, norms)
+    for isa in AVAILABLE:
+        with closing(Pool(open_library(isa), 2)) as other:
+            for tokens in (0, 1, 3, 200):
+                x, grid = torch.randn(tokens, 600), None if dtype is torch.float32 else Grid(-12)
+                sums = (torch.randn(2 * tokens, 600) * (1 if grid is None else 5000)).to(dtype)
+                for pool, found in ((other, x.clone()), (None, x.clone())):
+                    parts = (sums if grid is None else widened(sums, grid)).chunk(2)
+                    first, second = (
+                        rms_norm(y, norm, 1e-5, pool) for y, norm in zip(parts, norms, strict=True)
+                    )
+                    add_sums(found, sums, grid, pool, end)
+                    y = rms_norm(first + second, last, 1e-5, pool)
+                    assert torch.equal(found, end.scale * (x + end.factor * y)), isa
+    with pytest.raises(ValueError, match="do not fit"):
+        add_sums(torch.zeros(2, 600), torch.zeros(2, 600), None, None, end)
+
+
 def test_the_end_of_a_block_refuses_other_widths(pool: Pool) -> None:
     x = torch.zeros(2, 4)
     for end in (BlockEnd(torch.zeros(5)), BlockEnd(norm_H=torch.zeros(4).double())):

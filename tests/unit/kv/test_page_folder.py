@@ -41,19 +41,24 @@ def test_clearing_spares_the_files_of_others(tmp_path: Path) -> None:
     write(tmp_path / "disk", *others, NAMES[1], PARTIAL)
     (tmp_path / "disk" / "folder").mkdir()
     (tmp_path / PARKED).symlink_to(tmp_path / "disk")
-    folder = PageFolder(tmp_path, keep_bytes=1)
+    folder = PageFolder(tmp_path, keep_bytes=10**6)
     folder.clear_unusable()
     assert sorted(path.name for path in (tmp_path / "disk").iterdir()) == sorted(["folder", *others])
     assert folder.usage() == (PageUsage(), PageUsage())
 
 
-@pytest.mark.parametrize(("keep_bytes", "kept"), [(0, 0), (1, 1)])
-def test_start_deletes_what_the_owner_no_longer_allows(tmp_path: Path, keep_bytes: int, kept: int) -> None:
+@pytest.mark.parametrize(("keep_bytes", "kept"), [(0, []), (8191, []), (8192, NAMES[:1]), (16384, NAMES)])
+def test_start_deletes_what_the_owner_no_longer_allows(
+    tmp_path: Path, keep_bytes: int, kept: list[str]
+) -> None:
+    """The page that was used least recently goes first."""
     for kind in (KEPT, PARKED):
-        write(tmp_path / kind, NAMES[0])
+        write(tmp_path / kind, *NAMES)
+    os.utime(tmp_path / KEPT / NAMES[0], (2e9, 2e9))
     folder = PageFolder(tmp_path, keep_bytes, park_bytes=1)
     folder.clear_unusable()
-    assert [one.pages for one in folder.usage()] == [kept, 0]
+    assert sorted(path.name for path in (tmp_path / KEPT).iterdir()) == kept
+    assert folder.usage()[1] == PageUsage()
 
 
 def test_files_that_vanish_meanwhile_are_not_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

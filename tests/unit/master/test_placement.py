@@ -104,7 +104,7 @@ def test_plan_says_which_machines_give_disk_space_to_pages() -> None:
     parks = replace(parks, offer=structs.replace(parks.offer, park_bytes=1))
     found = arranged(placement(min_workers=2)((keeps, parks), ())).assignments
     assert [(one.keeps, one.parks) for one in found] == [(False, False), (True, False), (False, True)]
-    own = replace(placement().own(), keeps=True, parks=True)
+    own = replace(placement().own(), keep_bytes=1, park_bytes=1)
     (alone,) = arranged(replace(placement(), own=lambda: own)((), ())).assignments
     assert (alone.keeps, alone.parks) == (True, True)
 

@@ -52,8 +52,8 @@ class Book:
         self.requests.interrupt(str(error), error, died=True)
 
 
-def token(name: str = "r-1", index: int = 0) -> Token:
-    return Token(1, name, index, 5, ())
+def token(name: str = "r-1", index: int = 0, brought: int = 0) -> Token:
+    return Token(1, name, index, 5, (), brought)
 
 
 def finished(name: str = "r-1", tokens: int = 0) -> Finished:
@@ -377,6 +377,21 @@ class Queues(RuleBasedStateMachine):
 @pytest.mark.fault("P21", "every accepted request ends exactly once")
 class TestQueues(Queues.TestCase):
     """Random orders."""
+
+
+def test_resumed_answers_are_counted_by_how_they_got_their_kv_cache() -> None:
+    book = Book(limit=9, parallel=2)
+    book.submit("r-1")
+    book.start()
+    book.requests.handle(token())
+    counts = []
+    for index, (travels, brought) in enumerate([(True, 9), (False, 9), (True, 0)], 1):
+        book.requests.interrupt("a new plan", travels=travels)
+        book.start()
+        book.requests.handle(token(index=index, brought=brought))
+        totals = book.requests.totals
+        counts.append((totals.resumed, totals.travelled, totals.brought))
+    assert counts == [(1, 1, 0), (2, 1, 1), (3, 1, 1)]
 
 
 def test_histograms_measure_latency_and_pauses_by_cause() -> None:

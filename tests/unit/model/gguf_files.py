@@ -41,6 +41,8 @@ class TinyGguf:
     split: bool = False
     #: Experts in place of the FFNs.
     experts: int = 0
+    #: Whether each expert has tensors of its own, as in older files.
+    apart: bool = False
 
     def tensors(self) -> dict[str, Array]:
         """Name in the file -> f32, queries and keys already in the file's order."""
@@ -90,8 +92,19 @@ class TinyGguf:
                 for name in ("ffn_gate", "ffn_up", "ffn_down"):
                     each = [matrix(*part[f"{name}.weight"].shape) for _ in range(self.experts)]
                     del part[f"{name}.weight"]
-                    part[f"{name}_exps.weight"] = np.stack(each)
+                    if self.apart:
+                        part |= {f"{name}.{number}.weight": one for number, one in enumerate(each)}
+                    else:
+                        part[f"{name}_exps.weight"] = np.stack(each)
                 part["ffn_gate_inp.weight"] = matrix(self.experts, self.hidden)
+            if self.architecture == "gpt-oss":
+                part["post_attention_norm.weight"] = part.pop("ffn_norm.weight")
+                part["attn_sinks.weight"] = vector(self.heads)
+                part |= {f"attn_{name}.bias": vector(keys) for name in "kv"}
+                part |= {"attn_q.bias": vector(queries), "attn_output.bias": vector(self.hidden)}
+                part["ffn_gate_inp.bias"] = vector(self.experts)
+                for name, size in (("gate", self.ffn), ("up", self.ffn), ("down", self.hidden)):
+                    part[f"ffn_{name}_exps.bias"] = np.stack([vector(size) for _ in range(self.experts)])
             found |= {f"blk.{layer}.{name}": value for name, value in part.items()}
         found |= self.extra
         return {name: value for name, value in found.items() if name not in self.without}
@@ -120,7 +133,7 @@ class TinyGguf:
         return write_gguf(path, self.architecture, keys, tensors, self._kind, tensors_per_part)
 
     def _kind(self, name: str, values: Array) -> str:
-        if values.ndim == 1:
+        if values.ndim == 1 or name.endswith(".bias"):
             return "F32" if name.startswith("rope_") else self.vector_kind
         matching = [part for part in self.kinds if name.startswith(part) or f".{part}" in name]
         return self.kinds[max(matching, key=len)]

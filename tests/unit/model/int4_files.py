@@ -58,7 +58,8 @@ def _words(codes: Array, places: Any) -> Array:
 
 @dataclass
 class Int4Checkpoint:
-    """A small llama to write. `quantization` is added to config.json's quantization_config."""
+    """A small llama to write, or a Qwen 3 with experts. `quantization` is added to config.json's
+    quantization_config."""
 
     method: str = "gptq"
     group: int = 32
@@ -73,6 +74,8 @@ class Int4Checkpoint:
     scale_dtype: Any = np.float16
     quantization: dict[str, Any] = field(default_factory=dict)
     seed: int = 0
+    #: Experts of `ffn` columns in place of the FFN, two for a token. Their router is not quantised.
+    experts: int = 0
 
     def write(self, folder: Path) -> dict[str, Array]:
         """Returns the checkpoint's numbers, f32."""
@@ -86,23 +89,27 @@ class Int4Checkpoint:
             "self_attn.k_proj": (queries, self.hidden),
             "self_attn.v_proj": (queries, self.hidden),
             "self_attn.o_proj": (self.hidden, queries),
-            "mlp.gate_proj": (self.ffn, self.hidden),
-            "mlp.up_proj": (self.ffn, self.hidden),
-            "mlp.down_proj": (self.hidden, self.ffn),
         }
+        places = [f"mlp.experts.{expert}" for expert in range(self.experts)] or ["mlp"]
+        for place in places:
+            shapes |= {f"{place}.{name}_proj": (self.ffn, self.hidden) for name in ("gate", "up")}
+            shapes[f"{place}.down_proj"] = (self.hidden, self.ffn)
         for name, shape in shapes.items():
             matrix = self._matrix(random, *shape)
             name = f"model.layers.0.{name}"
             parts = matrix.awq() if self.method == "awq" else matrix.gptq(self.zero_offset)
             stored |= {f"{name}.{part}": np.ascontiguousarray(values) for part, values in parts.items()}
             numbers[f"{name}.weight"] = matrix.values()
-        plain = {
+        plain: dict[str, tuple[int, ...]] = {
             "model.embed_tokens.weight": (self.vocab, self.hidden),
             "lm_head.weight": (self.vocab, self.hidden),
             "model.norm.weight": (self.hidden,),
             "model.layers.0.input_layernorm.weight": (self.hidden,),
             "model.layers.0.post_attention_layernorm.weight": (self.hidden,),
         }
+        if self.experts:
+            plain["model.layers.0.mlp.gate.weight"] = (self.experts, self.hidden)
+            plain |= {f"model.layers.0.self_attn.{name}_norm.weight": (self.head_dim,) for name in "qk"}
         for name, size in plain.items():
             stored[name] = (random.standard_normal(size) / 8 + (len(size) == 1)).astype(np.float16)
             numbers[name] = stored[name].astype(np.float32)
@@ -116,9 +123,16 @@ class Int4Checkpoint:
             how |= {"version": "gemm", "zero_point": not self.symmetric}
         else:
             how |= {"sym": self.symmetric, "desc_act": self.act_order}
+        family = ("Qwen3MoeForCausalLM", "qwen3_moe") if self.experts else ("LlamaForCausalLM", "llama")
+        of_experts = {
+            "moe_intermediate_size": self.ffn,
+            "num_experts": self.experts,
+            "num_experts_per_tok": 2,
+            "norm_topk_prob": True,
+        }
         return {
-            "architectures": ["LlamaForCausalLM"],
-            "model_type": "llama",
+            "architectures": [family[0]],
+            "model_type": family[1],
             "hidden_size": self.hidden,
             "intermediate_size": self.ffn,
             "num_hidden_layers": 1,
@@ -131,6 +145,7 @@ class Int4Checkpoint:
             "torch_dtype": "float16",
             "tie_word_embeddings": False,
             "quantization_config": how | self.quantization,
+            **(of_experts if self.experts else {}),
         }
 
     def _matrix(self, random: np.random.Generator, outputs: int, inputs: int) -> Matrix:

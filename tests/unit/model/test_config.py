@@ -210,7 +210,7 @@ IMPOSSIBLE: dict[str, list[Any]] = {
     "vocab_size": [2**40, float("nan"), [1]],
     "rms_norm_eps": [float("nan"), 0, float("inf")],
     "max_position_embeddings": [2**62],
-    "hidden_act": ["gelu", 3],
+    "hidden_act": ["gelu", "gpt_oss", 3],
     "model_type": ["gpt2", None, "llama\n\x1b[31m"],
     "torch_dtype": ["float8_e4m3fn"],
     "tie_word_embeddings": [1],
@@ -427,6 +427,12 @@ def test_manifest_with_experts_of_another_family_is_refused() -> None:
     assert "experts" not in values["layers"][1]
     with pytest.raises(UserError, match="experts, which llama has not"):
         ModelConfig.from_json(json.loads(json.dumps(values | {"model_type": "llama"})))
-    values["layers"][1]["ffn"] = None
-    with pytest.raises(UserError, match="both experts and an FFN, or none, in layer 1"):
+    values["layers"][0]["ffn"] = values["layers"][1]["ffn"]
+    with pytest.raises(UserError, match="both experts and an FFN in layer 0, without norms of their results"):
+        ModelConfig.from_json(json.loads(json.dumps(values)))
+    values["layers"][0]["ffn"]["bias"] = True
+    with pytest.raises(UserError, match="mlp_bias is set, but layer 0 has experts beside its FFN"):
+        ModelConfig.from_json(json.loads(json.dumps(values | {"norms": "around"})))
+    values["layers"][0]["ffn"] = values["layers"][1]["ffn"] = None
+    with pytest.raises(UserError, match="neither an FFN nor experts in layer 1"):
         ModelConfig.from_json(json.loads(json.dumps(values)))

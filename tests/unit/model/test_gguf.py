@@ -29,7 +29,7 @@ from tpiedge.pack.panel_writer import Quality, load_quality
 from tpiedge.pack.quantised import BLOCKS, BlockTensor, tensor_from_json
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.source import TensorSource, tensor_to_json
-from tpiedge.pack.specs import Precision, whole_source
+from tpiedge.pack.specs import Precision, stack_source, whole_source
 from tpiedge.pack.writer import write_pack
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -41,6 +41,13 @@ PAIRED = ["llama", "granite", "smollm3", "mistral3"]
 ARCHITECTURES = [*PAIRED, "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "olmo2"]
 
 
+def name_of(source: str, names: gguf.TensorNameMap) -> str:
+    """Returns the name in files. The package knows none of scales, which llama.cpp's converter gives to matrices."""
+    for scale, matrix in (("router.scale", "router.proj"), ("router.per_expert_scale", "experts.down_proj")):
+        source = source.replace(scale, f"{matrix}.scale")
+    return names.get_name(source, (".weight", ".bias", ".scale")) or ""
+
+
 def checkpoint_numbers(path: Path, model: GgufModel) -> dict[str, Array]:
     """Checkpoint's name -> f32, by the package alone."""
     found, architecture = dequantised(path), str(model.header.fields.raw("general.architecture"))
@@ -48,7 +55,9 @@ def checkpoint_numbers(path: Path, model: GgufModel) -> dict[str, Array]:
     names = gguf.get_tensor_name_map(kind, model.config.num_layers)
     numbers: dict[str, Array] = {}
     for source in (whole_source(one)[0] for one in model.tensors):
-        name = names.get_name(source, (".weight", ".bias")) or ""
+        if item := stack_source(source):
+            source = item.tensor
+        name = name_of(source, names)
         values = found[name if name in found else f"{name}.weight"]
         if architecture in PAIRED and source.split(".")[-2] in ("q_proj", "k_proj"):
             values = paired_back(values, model.config.head_dim)
@@ -361,8 +370,8 @@ def test_config_of_architecture_equals_the_checkpoints(
 _PERIOD = "gemma2.attention.sliding_window_pattern"
 REFUSED: list[tuple[dict[str, Any], str]] = [
     (
-        {"architecture": "gpt-oss"},
-        "the architecture is 'gpt-oss'; supported are gemma2, gemma3, gemma4, granite, llama, ",
+        {"architecture": "glm4"},
+        "the architecture is 'glm4'; supported are gemma2, gemma3, gemma4, gpt-oss, granite, ",
     ),
     (
         {"architecture": "phi3", "keys": {"phi3.rope.dimension_count": [16, 16]}},

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ import torch
 from tests.cluster.packs import split_of
 from tests.fakes.cluster import InProcessCluster
 from tests.unit.model.gguf_files import Array, write_gguf
-from tests.unit.model.test_gguf import checkpoint_numbers, losses, packed
+from tests.unit.model.test_gguf import checkpoint_numbers, losses, name_of, packed
+from tests.unit.model.test_spec import stacked
 from tpiedge.errors import UserError
 from tpiedge.kernels.shared_library import kernel_library
 from tpiedge.model.config import ModelConfig
@@ -21,6 +23,7 @@ from tpiedge.model.gguf.config import huggingface_config
 from tpiedge.model.gguf.model import GgufModel
 from tpiedge.model.spec import model_spec
 from tpiedge.pack.panel_writer import load_quality
+from tpiedge.pack.source import TensorSource
 from tpiedge.pack.specs import Precision
 from tpiedge.wire.fields import Compute
 
@@ -44,7 +47,13 @@ LARGE = SIZES | {
     "attention_k_eq_v": True, "num_global_key_value_heads": 1, "hidden_size_per_layer_input": 0,
     "tie_word_embeddings": False, "vocab_size_per_layer_input": 300,
 }  # fmt: skip
-MODELS = {"small": SMALL, "large": LARGE}
+MIXTURE = LARGE | {
+    "enable_moe_block": True,
+    "num_experts": 5,
+    "top_k_experts": 2,
+    "moe_intermediate_size": 128,
+}
+MODELS = {"small": SMALL, "large": LARGE, "mixture": MIXTURE}
 #: As llama.cpp writes E2B: tables of two types, and a projection that it does not quantise.
 MIXED = {"": "Q4_0", "token_embd": "Q6_K", "per_layer_token_embd": "Q5_K", "per_layer_model_proj": "BF16"}
 
@@ -70,6 +79,9 @@ def keys_of(config: ModelConfig) -> dict[str, Any]:
         "rope.freq_base": 1e6,
         "rope.freq_base_swa": 1e4,
     }
+    if experts := config.first.experts:
+        keys["expert_count"], keys["expert_used_count"] = experts.count, experts.chosen
+        keys["expert_feed_forward_length"] = experts.columns
     for end, width in (("", wide), ("_swa", narrow)):
         for key in ("attention.key_length", "attention.value_length", "rope.dimension_count"):
             keys[key + end] = width
@@ -81,11 +93,12 @@ def numbers_of(config: ModelConfig) -> dict[str, Array]:
     random = np.random.default_rng(5)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.GEMMA4, config.num_layers)
     found = {"rope_freqs.weight": np.where(np.arange(32) < 8, 1, 1e30).astype(np.float32)}
-    for source, shape in model_spec(config).source_shapes.items():
-        name = names.get_name(source, (".weight",)) or ""
+    for source, shape in stacked(model_spec(config).source_shapes).items():
+        name = name_of(source, names)
         numbers = random.standard_normal(shape, np.float32)
-        numbers = numbers / np.sqrt(np.float32(shape[1])) if len(shape) > 1 else 1 + numbers / 10
-        found[name if name.endswith(".weight") else f"{name}.weight"] = numbers
+        numbers = numbers / np.sqrt(np.float32(shape[-1])) if len(shape) > 1 else 1 + numbers / 10
+        numbers *= 16 if source.endswith("router.scale") else 1
+        found[name if name.endswith((".weight", ".scale")) else f"{name}.weight"] = numbers
     return found
 
 
@@ -123,7 +136,7 @@ def test_config_equals_the_checkpoints(tmp_path: Path, name: str) -> None:
     shapes = {one: tuple(value.shape) for one, value in theirs.state_dict().items()}
     if expected.tie_word_embeddings:
         del shapes["lm_head.weight"]
-    assert model_spec(model.config).source_shapes == shapes
+    assert stacked(model_spec(model.config).source_shapes) == shapes
 
 
 @pytest.mark.parametrize("name", list(MODELS))
@@ -194,10 +207,32 @@ def test_keys_that_no_layer_uses_are_ignored(tmp_path: Path) -> None:
     assert (one.config, set(one.tensors)) == (other.config, set(other.tensors))
 
 
+def test_gate_and_up_of_experts_may_be_apart(tmp_path: Path) -> None:
+    fused = {
+        name: values
+        for name, values in numbers_of(ModelConfig.from_huggingface(MIXTURE)).items()
+        if "gate_up" in name
+    }
+    parts = {
+        name.replace("gate_up", part): np.ascontiguousarray(values[:, rows])
+        for name, values in fused.items()
+        for part, rows in (("gate", slice(128)), ("up", slice(128, None)))
+    }
+    found = []
+    for name, changes in (("fused", {}), ("apart", {"extra": parts, "without": tuple(fused)})):
+        (tmp_path / name).mkdir()
+        model = GgufModel.open(write(tmp_path / name, MIXTURE, {"": "F32"}, **changes))
+        with closing(TensorSource(model.tensors)) as source:
+            found.append({one: source.read(one) for one in model.tensors})
+    assert found[0].keys() == found[1].keys()
+    for source, values in found[0].items():
+        np.testing.assert_array_equal(found[1][source], values, err_msg=source)
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"keys": {"gemma4.expert_count": 8}}, "mixture-of-experts"),
+        ({"keys": {"gemma4.expert_count": 8}}, "top_k_experts is missing"),
         (
             {"extra": {"blk.0.ffn_gate_inp.weight": np.ones((8, 256), np.float32)}},
             "blk.0.ffn_gate_inp.weight has no place in a model of gemma4_text",

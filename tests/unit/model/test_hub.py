@@ -330,7 +330,7 @@ def test_gguf_files_and_checkpoint_of_one_repository_are_separate(hub: Hub):
     ("Q6_K", "llama", f"no GGUF file for Q6_K: give one of {GGUF}:a-Q5_0 (1 B), {GGUF}:b-Q5_0 (1 B), {GGUF}:Q4_K_M ("),
     ("IQ2_M", "llama", "tpiedge cannot read IQ2_M: give one of "),
     ("mmproj-tiny-f16", "llama", "no GGUF file for MMPROJ-TINY-F16"),
-    ("Q8_0", "gpt-oss", f"{GGUF}:Q8_0: the architecture is 'gpt-oss'; supported are gemma2, gemma3, gemma4, granite, "),
+    ("Q8_0", "glm4", f"{GGUF}:Q8_0: the architecture is 'glm4'; supported are gemma2, gemma3, gemma4, gpt-oss, "),
 ])  # fmt: skip
 def test_gguf_that_cannot_run_is_refused_before_its_download(
     gguf_hub: Hub, tag: str, architecture: str, words: str

@@ -32,10 +32,10 @@ def packed(folder: Path, precision: Precision | None = None) -> tuple[Pack, Mapp
     return pack, exported(pack.path, folder / "back")
 
 
-def assert_layers(back: Mapping[str, Array], numbers: Mapping[str, Array]) -> None:
+def assert_layers(back: Mapping[str, Array], numbers: Mapping[str, Array], matrices: int = 7) -> None:
     """Every matrix of the layers is what it was, bit for bit."""
     names = [name for name in numbers if "proj" in name]
-    assert len(names) == 7
+    assert len(names) == matrices
     for name in names:
         np.testing.assert_array_equal(back[name], numbers[name], err_msg=name)
 
@@ -48,6 +48,42 @@ def test_int4_import_is_lossless(tmp_path: Path, method: str, group: int, symmet
     assert pack.precision is (Precision.Q4 if symmetric else Precision.Q4_ZERO)
     assert not pack.storage.kept
     assert_layers(back, numbers)
+
+
+@pytest.mark.parametrize(
+    ("method", "symmetric", "said"),
+    [
+        ("gptq", True, {"dynamic": {r"-:.*mlp\.gate$": {}}}),
+        ("gptq", False, {"modules_in_block_to_quantize": None}),
+        ("awq", False, {"modules_to_not_convert": ["mlp.gate"]}),
+    ],
+)
+def test_experts_are_kept_beside_a_router_that_is_not_quantised(
+    tmp_path: Path, method: str, symmetric: bool, said: dict[str, Any]
+) -> None:
+    written = Int4Checkpoint(method, 64, symmetric=symmetric, experts=3, ffn=192, quantization=said)
+    numbers = written.write(tmp_path / "m")
+    pack, back = packed(tmp_path / "m")
+    assert pack.precision is (Precision.Q4 if symmetric else Precision.Q4_ZERO)
+    assert not pack.storage.kept
+    assert_layers(back, numbers, 4 + 3 * 3)
+    router = "model.layers.0.mlp.gate.weight"
+    np.testing.assert_array_equal(back[router], numbers[router])
+
+
+def test_experts_become_q8_if_one_of_them_does_not_fit(tmp_path: Path) -> None:
+    numbers = Int4Checkpoint(group=64, symmetric=True, experts=3, ffn=192).write(tmp_path / "m")
+    path, odd = tmp_path / "m" / "model.safetensors", "model.layers.0.mlp.experts.2.down_proj"
+    tensors = load_file(path)
+    tensors[f"{odd}.scales"] = tensors[f"{odd}.scales"].astype(np.float32) * np.float32(1.0001)
+    save_file(tensors, path)
+    pack, back = packed(tmp_path / "m")
+    assert pack.storage.kept == {"model.layers.0.mlp.experts.{}.down_proj.weight": Precision.Q8}
+    assert_layers(back, {name: one for name, one in numbers.items() if "down_proj" not in name}, 4 + 3 * 2)
+    for expert in range(3):
+        name = f"model.layers.0.mlp.experts.{expert}.down_proj.weight"
+        close = np.abs(numbers[name]).max() / 127
+        np.testing.assert_allclose(back[name], numbers[name], atol=close)
 
 
 @pytest.mark.parametrize(
@@ -93,14 +129,15 @@ def test_gptq_v2_zero_points_have_no_offset(tmp_path: Path) -> None:
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"quant_method": "bitsandbytes"}, "quant_method is 'bitsandbytes'; supported are gptq and awq"),
-    ({"quant_method": None}, "quant_method is ''; supported are gptq and awq"),
+    ({"quant_method": "bitsandbytes"}, "quant_method is 'bitsandbytes'; supported are gptq, awq and mxfp4"),
+    ({"quant_method": None}, "quant_method is ''; supported are gptq, awq and mxfp4"),
     ({"bits": 3}, "bits is 3; supported is 4"),
     ({"bits": "4"}, "bits is '4', not a whole number"),
     ({"group_size": 0}, "group_size is 0"),
     ({"group_size": -2}, "group_size is -2"),
     ({"checkpoint_format": "marlin"}, "checkpoint_format is 'marlin'; supported are gptq, gptq_v2"),
-    ({"dynamic": {"layer": {}}}, "dynamic is set"),
+    ({"dynamic": {"-:router": {}, "layer": {"bits": 8}}}, "dynamic gives 'layer' another quantisation"),
+    ({"dynamic": ["layer"]}, "dynamic is"),
 ]
 
 

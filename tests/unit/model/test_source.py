@@ -85,7 +85,7 @@ def test_every_alias_is_an_instruct_model_with_a_preset(name: str) -> None:
     assert alias.gated == alias.repo.startswith("meta-llama/")
     # In these files a tied embedding is stored twice.
     assert not (alias.repo.startswith("Qwen/Qwen2.5") and PRESETS[alias.shape]["tie_word_embeddings"])
-    assert re.search("instruct|chat|-it-|/qwen3-|/phi-4-|/smollm3-", alias.repo.lower())
+    assert re.search("instruct|chat|-it-|/qwen3-|/phi-4-|/smollm3-|/gpt-oss-", alias.repo.lower())
     size = re.search(r"([\d.]+)[bm]$", name)
     assert (
         size is None
@@ -113,6 +113,7 @@ QWEN = "Qwen/Qwen3-4B-GGUF"
     ("qwen3:30b", HubName("Qwen/Qwen3-30B-A3B-GGUF", quant="Q4_K_M")),
     ("qwen3:5b", None),
     ("qwen3:4b:Q8_0", None),
+    ("gpt-oss:20b", HubName("openai/gpt-oss-20b")),
     ("tinyllama:1.1b-q4_0", None),  # is pulled as a checkpoint
     ("org/name:q4_k_m", HubName("org/name", quant="Q4_K_M")),
     ("org/name:q4_k_m@v1", HubName("org/name", "v1", "Q4_K_M")),
@@ -131,8 +132,8 @@ def test_name_is_parsed_as_ollama_takes_it(text: str, found: HubName | None) -> 
 
 
 @pytest.mark.parametrize(("name", "nearest"), [
-    ("gemma:7b", "mistral-7b or"), ("gemma3n:e4b", "gemma3-4b or"), ("gpt-oss", "gemma3-4b or"),
-    ("command-r", "gemma3-4b or"), ("gemma4:26b", "gemma2-27b or"), ("qwen3:30b", None), ("mixtral", None),
+    ("gemma:7b", "mistral-7b or"), ("gemma3n:e4b", "gemma3-4b or"), ("gpt-oss:20b", None),
+    ("command-r", "gemma3-4b or"), ("gemma4:26b", None), ("qwen3:30b", None), ("mixtral", None),
     ("granite4:3b", "llama3.2-3b or"), ("philosopher", None), ("phind", None), ("phi4:14b", None),
     ("google/gemma-4-31B-it", None), ("gemma3:4b", None), ("granite3.3:2b", None), ("qwen3:4b", None),
     ("gemma-3:5b", None), ("olmo-2", None), ("phi3.5", None), ("gemma:2b", "gemma2-2b or"), ("gemma2:9b", None),

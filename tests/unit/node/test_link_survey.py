@@ -145,7 +145,7 @@ def in_no_hurry(player: Player) -> None:
         LinkReport(EPOCH, 1, "h", 1, (LINK,)),
         LinkReport(EPOCH, 2, "h", 1, (LINK,)),
         Echo(EPOCH, 3, b""),
-        Partial(EPOCH, 1, 0, 0, 0, 2, None),
+        Partial(EPOCH, 1, 0, 0, 0, 0, 2, None),
         Shutdown(EPOCH),
     ],
     ids=lambda message: type(message).__name__,

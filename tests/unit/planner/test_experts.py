@@ -15,6 +15,7 @@ from tpiedge.planner.needs import (
     ModelFacts,
     NodeFacts,
     NodeNeed,
+    base_bytes,
     expert_bytes,
     layers_bytes,
     model_facts,
@@ -52,6 +53,11 @@ def test_planned_bytes_are_those_of_the_pack(pack: Pack, model: ModelFacts, weig
         vectors = sum(pack.layout(layer).vectors_nbytes for layer in range(4))
         head = pack.layout("head").vectors_nbytes if rank == 0 else 0
         assert whole_need(model, rank, share, NODE).weight_bytes == sweep.nbytes + vectors + head
+
+
+def test_memory_counts_what_experts_compute(model: ModelFacts) -> None:
+    dense = replace(model, shape=replace(model.shape, experts=0))
+    assert base_bytes(model, NODE) - base_bytes(dense, NODE) == 8 * MIB
 
 
 def test_time_follows_from_the_experts_of_a_token(model: ModelFacts) -> None:
@@ -111,3 +117,15 @@ def test_worker_that_cannot_hold_a_tile_is_too_small(model: ModelFacts) -> None:
     found = allocate(model, [replace(enough, name="master"), enough], min_workers=1)
     assert not isinstance(found, Infeasible)
     assert {len(share.along("experts")) for share in found.plan.shares} == {2}
+
+
+def test_experts_beside_an_ffn_send_a_second_row_in_the_same_message(model: ModelFacts) -> None:
+    blocks = sorted(model.blocks, key=lambda block: block[0].axis)
+    assert [block[0].axis for block in blocks] == ["attention", "experts", "ffn"]
+    attention, experts, ffn = blocks
+    beside = replace(model, blocks={attention: 4, (*ffn, *experts): 4}, row_bytes=1000)
+    assert (beside.exchanges, beside.second_sums, model.second_sums) == (8, 4, 0)
+    machine = MachineFacts(1e9, memory_bytes=1024 * MIB, round_trip_s=0.01, link_bytes_per_s=1e5)
+    found = allocate(beside, [replace(machine, name="master"), machine], min_workers=1)
+    assert not isinstance(found, Infeasible)
+    assert found.plan.reduce_s == pytest.approx(8 * (0.005 + 0.01) + 4 * 0.01)

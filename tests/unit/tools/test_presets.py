@@ -48,6 +48,7 @@ PARAMETERS = {
     "gemma4-e2b": 4_628_569_379,
     "gemma4-e4b": 7_463_013_418,
     "gemma4-12b": 11_907_350_320,
+    "gemma4-26b-a4b": 25_233_141_790,
     "gemma4-31b": 30_697_345_340,
     "ministral3-3b": 3_429_006_336,
     "ministral3-8b": 8_489_553_920,
@@ -62,6 +63,8 @@ PARAMETERS = {
     "olmo3-32b": 32_233_522_176,
     "olmoe-1b-7b": 6_919_161_856,
     "qwen3-30b-a3b": 30_532_122_624,
+    "gpt-oss-20b": 20_914_757_184,
+    "gpt-oss-120b": 116_829_156_672,
     "mixtral-8x7b": 46_702_792_704,
 }
 """As the publishers' model pages state them (a tied embedding counts once), without the parts that see images."""

@@ -20,7 +20,7 @@ from tpiedge.wire.codec import FLAT_BYTES, PLACE_AT
 pytestmark = pytest.mark.skipif(transport_library() is None, reason="native: the transport is not built")
 
 _int, _size, _pointer = ctypes.c_int, ctypes.c_size_t, ctypes.c_void_p
-PLACE = bytes(range(16))
+PLACE = bytes(range(20))
 HUB, SPOKE = 1, 2
 ROUTE = b"node-1/nonce"
 OWN, OTHER = (1.0, 2.0), (10.0, 20.0)

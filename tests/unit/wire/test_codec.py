@@ -58,11 +58,11 @@ def test_the_most_page_orders_fit_the_tensor_plane() -> None:
     one = PageOrder(2**64 - 1, "leave", True, (most,), bytes(NAME_BYTES))
     many = PageOrder(2**64 - 1, "leave", True, (most,) * pages, bytes(pages * NAME_BYTES))
     orders, asked = (one,) * (MAX_ARRAY - 1) + (many,), (2**64 - 1,) * MAX_ARRAY
+    names = bytes(MAX_NAMED_PAGES * NAME_BYTES)
     for message in (
         PageOrders(1, 2**64 - 1, orders, asked),
-        PageOrders(
-            1, 2**64 - 1, (), (), ((most, most),) * MAX_MOVES, bytes(MAX_NAMED_PAGES * NAME_BYTES), True
-        ),
+        PageOrders(1, 2**64 - 1, (), (), ((most, most),) * MAX_MOVES, names),
+        PageOrders(1, 2**64 - 1, used=names, room="usual"),
     ):
         assert decode(encode(message, MAX_TENSOR_HEADER)) == message
 

@@ -23,7 +23,7 @@ def filled(item: bytes) -> bytes:
 
 
 ODD = "\N{PLAYING CARD ACE OF SPADES}".encode()
-LONG = b"\x97" + bytes((PROTOCOL, golden.TOKEN)) + b"\x01"  # a Token up to its name
+LONG = b"\x98" + bytes((PROTOCOL, golden.TOKEN)) + b"\x01"  # a Token up to its name
 READY = next(tag for tag, kind in TAGS.items() if kind is Ready)
 #: A node's link has an unknown key with a thousand nested arrays.
 DEEP = (
@@ -62,12 +62,12 @@ DEEP = (
         (golden.raw(PROTOCOL, golden.SHUTDOWN, True), "got `bool`"),
         (golden.raw(PROTOCOL, golden.SHUTDOWN, 1.5), "got `float`"),
         (golden.raw(PROTOCOL, golden.SHUTDOWN, None), "got `None`"),
-        (golden.raw(PROTOCOL, golden.TOKEN, 1, "r", 0, 5, [[1, float("nan")]]), "Token: Expected `float`"),
-        (golden.raw(PROTOCOL, golden.TOKEN, 1, "r", 0, 5, [[1, float("-inf")]]), "Token: Expected `float`"),
-        (golden.raw(PROTOCOL, golden.TOKEN, 1, "r", 0, 5, [[1, 2.0, 3]]), "length 2, got 3"),
-        (golden.raw(PROTOCOL, golden.TOKEN, 1, "r" * 257, 0, 5, []), "length <= 256"),
-        (golden.raw(PROTOCOL, golden.TOKEN, 1, b"r", 0, 5, []), "got `bytes`"),
-        (golden.raw(PROTOCOL, golden.TOKEN, 1, "r", 0, 5, [])[:-2], "truncated"),
+        (golden.raw(PROTOCOL, golden.TOKEN, 1, "r", 0, 5, [[1, float("nan")]], 0), "Token: Expected `float`"),
+        (golden.raw(PROTOCOL, golden.TOKEN, 1, "r", 0, 5, [[1, float("-inf")]], 0), "Token: Expected `float`"),
+        (golden.raw(PROTOCOL, golden.TOKEN, 1, "r", 0, 5, [[1, 2.0, 3]], 0), "length 2, got 3"),
+        (golden.raw(PROTOCOL, golden.TOKEN, 1, "r" * 257, 0, 5, [], 0), "length <= 256"),
+        (golden.raw(PROTOCOL, golden.TOKEN, 1, b"r", 0, 5, [], 0), "got `bytes`"),
+        (golden.raw(PROTOCOL, golden.TOKEN, 1, "r", 0, 5, [], 0)[:-2], "truncated"),
         (LONG + b"\xa1\xff", "Token: "),
         (LONG + b"\xdb\xff\xff\xff\xff", "truncated"),
         (LONG + b"\xdb\x00\x0f\x00\x00" + ODD + b"x" * 983_036, "length <= 256"),
@@ -111,11 +111,11 @@ def test_malformed_messages_are_refused_fast_in_little_memory(data: bytes, cause
         (LinkReport(1, 1, "h", 4, (MeasuredLink(0, 0.1, 1e9),) * 129), "length <= 128"),
         (Connect(1, ((0, "x" * 257),)), "length <= 256"),
         (StepPlan(1, 1, (), 1, 1, collective="auto"), "Invalid enum value 'auto'"),
-        (Partial(1, 2**64, 0, 0, 0, 1, None), "Partial: "),
-        (Partial(-1, 1, 0, 0, 0, 1, None), "Partial: "),
-        (Partial(1, 1, 0.0, 0, 0, 1, None), "Partial: "),
-        (Partial(1, 1, 0, 0, 256, 1, None), "Partial: "),
-        (Reduced(1, 1, 0, 0, 0, None), "tensor is missing"),
+        (Partial(1, 2**64, 0, 0, 0, 0, 1, None), "Partial: "),
+        (Partial(-1, 1, 0, 0, 0, 0, 1, None), "Partial: "),
+        (Partial(1, 1, 0.0, 0, 0, 0, 1, None), "Partial: "),
+        (Partial(1, 1, 0, 0, 0, 256, 1, None), "Partial: "),
+        (Reduced(1, 1, 0, 0, 0, 0, None), "tensor is missing"),
         (Hidden(1, 1, 0, TensorHeader("f64", (1,))), "f64"),
         (Hidden(1, 1, 0, TensorHeader("f32", (2**32,))), "Hidden: "),
         (Hidden(1, 1, 0, TensorHeader("f32", (1,) * 5)), "more than 4"),

@@ -305,8 +305,8 @@ void attend(const Attention &a, const Span &span, int64_t token, int64_t tokens,
     float scratch[KEYS * MAX_HEAD_WIDTH];
     for (int r = 0; r < rows; r++) {
         online.q[r] = a.q + ((span.row + token + r / heads) * a.heads + first + r % heads) * width;
-        online.highest[r] = -INFINITY;
-        online.sum[r] = 0.0f;
+        online.highest[r] = a.sinks ? a.sinks[first + r % heads] : -INFINITY;
+        online.sum[r] = a.sinks ? 1.0f : 0.0f;
         memset(online.out[r], 0, width * sizeof(float));
     }
     const int64_t position = span.start + token, last = position + tokens;

@@ -76,6 +76,6 @@ TPIEDGE_EXPORT int tpiedge_panels_attention(void *handle, const AttentionBlock *
     }
     float *out = turned_q == queries.x ? queries.other : queries.x;
     tpiedge_attention(handle, turned_q, out, &layout, spans, count, head_start, b.heads, b.window,
-                      static_cast<float>(b.scale), static_cast<float>(b.cap));
+                      static_cast<float>(b.scale), static_cast<float>(b.cap), b.sinks);
     return tpiedge_panels_contract(handle, out, tokens, &o, wide);
 }

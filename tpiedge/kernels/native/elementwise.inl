@@ -7,12 +7,17 @@ using tpiedge::Rows;
 // 1.5 * 2^23: in x + ROUND the last bits are x rounded to an integer n; power2 makes 2^n of them.
 constexpr float ROUND = 12582912.0f;
 
+// The smaller one; NaN where x is NaN.
+template <class V>
+inline typename V::Reg at_most(typename V::Reg x, float most) {
+    return V::sub(V::zero(), V::max(V::broadcast(-most), V::sub(V::zero(), x)));
+}
+
 // e^x within 2 units in the last place for -87 < x < 88, the values at these bounds beyond them; NaN stays NaN.
 // Cephes' expf: x = n ln 2 + r, with ln 2 in two parts, and a polynomial in r.
 template <class V>
 inline typename V::Reg exponential(typename V::Reg x) {
-    x = V::max(V::broadcast(-87.0f), x);
-    x = V::sub(V::zero(), V::max(V::broadcast(-88.0f), V::sub(V::zero(), x)));
+    x = at_most<V>(V::max(V::broadcast(-87.0f), x), 88.0f);
     const typename V::Reg magic = V::fma(x, V::broadcast(1.44269504088896341f), V::broadcast(ROUND));
     const typename V::Reg n = V::sub(magic, V::broadcast(ROUND));
     typename V::Reg r = V::fma(n, V::broadcast(-0.693359375f), x);
@@ -91,9 +96,15 @@ void rope(const Rows &rows, const Rotation &rotation, int64_t rotated) {
         }
 }
 
+// What most activations are multiplied by.
+template <class V>
+struct Gated {
+    static typename V::Reg factor(typename V::Reg up) { return up; }
+};
+
 // x / (1 + e^-x).
 template <class V>
-struct Silu {
+struct Silu : Gated<V> {
     static typename V::Reg of(typename V::Reg x) {
         return V::div(x, V::add(V::broadcast(1.0f), exponential<V>(V::sub(V::zero(), x))));
     }
@@ -101,7 +112,7 @@ struct Silu {
 
 // x / (1 + e^(-2 sqrt(2 / pi) (x + 0.044715 x^3))), which is 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))).
 template <class V>
-struct GeluTanh {
+struct GeluTanh : Gated<V> {
     static typename V::Reg of(typename V::Reg x) {
         const auto inner = V::fma(V::broadcast(0.044715f), V::mul(V::mul(x, x), x), x);
         const auto grown = exponential<V>(V::mul(V::broadcast(-1.5957691216057308f), inner));
@@ -111,10 +122,22 @@ struct GeluTanh {
 
 // 1 - 2 / (1 + e^(2 x)).
 template <class V>
-struct Tanh {
+struct Tanh : Gated<V> {
     static typename V::Reg of(typename V::Reg x) {
         const auto grown = V::add(V::broadcast(1.0f), exponential<V>(V::mul(x, V::broadcast(2.0f))));
         return V::sub(V::broadcast(1.0f), V::div(V::broadcast(2.0f), grown));
+    }
+};
+
+// g / (1 + e^(-1.702 g)) of g = min(x, 7), times 1 + up, which is between -7 and 7.
+template <class V>
+struct GptOss {
+    static typename V::Reg of(typename V::Reg x) {
+        const auto g = at_most<V>(x, 7.0f);
+        return V::div(g, V::add(V::broadcast(1.0f), exponential<V>(V::mul(V::broadcast(-1.702f), g))));
+    }
+    static typename V::Reg factor(typename V::Reg up) {
+        return V::add(at_most<V>(V::max(V::broadcast(-7.0f), up), 7.0f), V::broadcast(1.0f));
     }
 };
 
@@ -122,17 +145,18 @@ template <class V, template <class> class Activation>
 void activate(const float *gate, const float *up, float *y, int64_t count) {
     int64_t c = 0;
     for (; up && c + V::lanes <= count; c += V::lanes)
-        V::store(y + c, V::mul(Activation<V>::of(V::load(gate + c)), V::load(up + c)));
+        V::store(y + c, V::mul(Activation<V>::of(V::load(gate + c)), Activation<V>::factor(V::load(up + c))));
     for (; c + V::lanes <= count; c += V::lanes) V::store(y + c, Activation<V>::of(V::load(gate + c)));
     if (c == count) return;
     const int left = static_cast<int>(count - c);
     const auto active = Activation<V>::of(V::load_some(gate + c, left));
-    V::store_some(y + c, up ? V::mul(active, V::load_some(up + c, left)) : active, left);
+    V::store_some(y + c, up ? V::mul(active, Activation<V>::factor(V::load_some(up + c, left))) : active, left);
 }
 
 template <class V>
 void activate(const float *gate, const float *up, float *y, int64_t count, int64_t activation) {
-    (activation == tpiedge::TANH        ? activate<V, Tanh>
+    (activation == tpiedge::GPT_OSS     ? activate<V, GptOss>
+     : activation == tpiedge::TANH      ? activate<V, Tanh>
      : activation == tpiedge::GELU_TANH ? activate<V, GeluTanh>
                                         : activate<V, Silu>)(gate, up, y, count);
 }

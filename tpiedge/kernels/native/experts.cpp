@@ -1,6 +1,7 @@
 // A router's choice, as experts.py defines it, and a block of quantised experts in one call.
 #include <algorithm>
 #include <type_traits>
+#include <utility>
 
 #include "mass.h"
 #include "panels_products.h"
@@ -33,12 +34,14 @@ constexpr int64_t LEAST_TILE = 2;  // rows of any instruction set's tile
 // (squares_within).
 constexpr int64_t MOST_UNITS = 600;
 
-// The experts of one token, ascending, and their weights.
-void choose(const float *logits, int64_t experts, int64_t chosen, bool normalised, int64_t *ids, float *weights) {
+// The experts of one token, ascending, and their weights. Adds the bias to the logits.
+void choose(float *logits, const Router &router, int64_t *ids, float *weights) {
+    const int64_t experts = router.experts, chosen = router.chosen;
     int64_t order[MOST_EXPERTS], masses[MOST_EXPERTS];
     bool finite = true;
     for (int64_t e = 0; e < experts; e++) {
         order[e] = e;
+        if (router.bias) logits[e] += router.bias[e];
         finite &= logits[e] - logits[e] == 0.0f;
     }
     if (!finite) {
@@ -53,15 +56,17 @@ void choose(const float *logits, int64_t experts, int64_t chosen, bool normalise
     std::sort(order, order + chosen);
     MassOf<Two>::all(logits, experts, best, 1.0, tpiedge::mass_bits(experts), masses);
     int64_t total = 0;
-    for (int64_t i = 0; i < (normalised ? chosen : experts); i++) total += masses[normalised ? order[i] : i];
+    for (int64_t i = 0; i < (router.normalised ? chosen : experts); i++) total += masses[router.normalised ? order[i] : i];
     for (int64_t i = 0; i < chosen; i++) {
         ids[i] = order[i];
         weights[i] = static_cast<float>(static_cast<double>(masses[order[i]]) / static_cast<double>(total));
+        if (router.scale) weights[i] *= router.scale[order[i]];
     }
 }
 
-void route(Context &context, const tpiedge::Logits &l, int64_t tokens, int64_t chosen, bool normalised, int64_t *ids,
+void route(Context &context, const Router &router, const float *x, int64_t tokens, int64_t width, float *logits, int64_t *ids,
            float *weights) {
+    const tpiedge::Logits l{x, router.weights, logits, router.experts, width};
     const int64_t of_experts = (l.experts + ROUTED_EXPERTS - 1) / ROUTED_EXPERTS;
     const int64_t of_tokens = (tokens + ROUTED_TOKENS - 1) / ROUTED_TOKENS;
     const int64_t some = std::min(tokens, ROUTED_TOKENS) * ROUTED_EXPERTS * l.width;
@@ -74,7 +79,7 @@ void route(Context &context, const tpiedge::Logits &l, int64_t tokens, int64_t c
     });
     tpiedge::share_rows(context.pool, tokens, 16 * l.experts, [&](int64_t first, int64_t last) {
         for (int64_t t = first; t < last; t++)
-            choose(l.y + t * l.experts, l.experts, chosen, normalised, ids + t * chosen, weights + t * chosen);
+            choose(l.y + t * l.experts, router, ids + t * router.chosen, weights + t * router.chosen);
     });
 }
 
@@ -141,11 +146,17 @@ struct Mixture {
     int64_t squares_count() const {
         return std::max(filled_outputs(block.down.cols), PANEL * 2 * context.pool.threads());
     }
+    // Of one sum.
+    int64_t summed() const { return block.router.chosen * (units_of(columns) + (block.down_bias ? 1 : 0)); }
+    // A sum has parts of all slices.
+    void join_squares(int64_t slices) const {
+        for (int64_t i = PANEL; i < slices * PANEL; i++) squares[i % PANEL] += std::exchange(squares[i], 0.0f);
+    }
     // Of a piece of a batch.
     void add_squares(int64_t piece, const double *more) const {
         for (int64_t i = 0; i < PANEL; i++) squares[piece * PANEL + i] += static_cast<float>(more[i]);
     }
-    int64_t rows() const { return tokens * block.chosen; }
+    int64_t rows() const { return tokens * block.router.chosen; }
 
     // Assigns room to the arrays; without memory returns the bytes they need.
     int64_t lay_out(uint8_t *memory) {
@@ -157,7 +168,7 @@ struct Mixture {
         };
         take(ids, rows());
         take(weights, rows());
-        take(logits, tokens * block.experts);
+        take(logits, tokens * block.router.experts);
         take(quantised, tokens * input_nbytes);
         take(squares, squares_count());
         take(row_tokens, rows());
@@ -175,7 +186,7 @@ struct Mixture {
     void group() {
         int64_t ends[MOST_EXPERTS + 1] = {};
         for (int64_t i = 0; i < rows(); i++) ends[ids[i] + 1]++;
-        for (int64_t e = 0; e < block.experts; e++) {
+        for (int64_t e = 0; e < block.router.experts; e++) {
             for (int64_t row = ends[e], end = ends[e] + ends[e + 1], some; row < end; row += some) {
                 some = std::min({end - row, most, MOST_ROWS});
                 groups[group_count++] = Group{e, row, some};
@@ -184,7 +195,7 @@ struct Mixture {
         }
         for (int64_t i = 0; i < rows(); i++) {
             const int64_t row = ends[ids[i]]++;
-            row_tokens[row] = i / block.chosen;
+            row_tokens[row] = i / block.router.chosen;
             row_weights[row] = weights[i];
         }
     }
@@ -294,13 +305,18 @@ void project_piece(const void *context, int64_t index) {
                   std::min(first + part.piece, part.panels));
 }
 
-// Activation, weights and codes of what enters down, of some units of a tile: `columns` from `first` on.
+// Biases, activation, weights and codes of what enters down, of some units of a tile: `columns` from `first` on.
 void gate(const Batch &batch, const Tile &tile, int64_t first, const Inputs &columns) {
     const Mixture &m = batch.m;
     const int64_t width = m.columns.count, units_before = first / m.columns.per_unit;
     float *const rows = m.inner + 2 * batch.at(tile.first) * width + first;
     for (int64_t t = 0; t < tile.count; t++) {
         float *const row = rows + 2 * t * width;
+        if (m.block.gate_bias) {
+            const int64_t biases = tile.group->expert * width + first;
+            for (int64_t i = 0; i < columns.count; i++) row[i] += m.block.gate_bias[biases + i];
+            for (int64_t i = 0; i < columns.count; i++) row[width + i] += m.block.up_bias[biases + i];
+        }
         m.context.kernels->activate(row, row + width, row, columns.count, m.block.activation);
         const float weight = m.row_weights[tile.first + t];
         for (int64_t i = 0; i < columns.count; i++) row[i] *= weight;
@@ -334,6 +350,27 @@ void add_parts(const Mixture &m, const Group &group, const Number *parts, int64_
             for (int64_t i = 0; i < some; i++) add_part(row[o + i], from[i]);
         }
     }
+}
+
+// One more part of each row: its weight times the bias of down, of the outputs from `panel` on.
+template <class Sum>
+void add_bias(const Mixture &m, const Group &group, int64_t panel, int64_t outputs, double *squares, void *y) {
+    const PanelWeight &down = m.block.down;
+    const float *const bias = m.block.down_bias + group.expert * down.cols + panel * PANEL;
+    const float factor = factor_of(down);
+    for (int64_t r = group.first; r < group.first + group.count; r++) {
+        Sum *const row = static_cast<Sum *>(y) + m.row_tokens[r] * down.cols + panel * PANEL;
+        for (int64_t o = 0; o < outputs; o++) {
+            const float part = m.row_weights[r] * bias[o] * factor;
+            add_part(row[o], static_cast<Sum>(rounded(part)));
+            squares[o % PANEL] += static_cast<double>(part) * part;
+        }
+    }
+}
+
+void add_bias(const Mixture &m, const Group &group, int64_t panel, int64_t outputs, double *squares, void *y) {
+    if (m.block.down_bias)
+        (m.width == WIDE ? add_bias<int64_t> : add_bias<int32_t>)(m, group, panel, outputs, squares, y);
 }
 
 // The units [unit, end) of a group times down, of the outputs from `panel` on. NARROW: their sums are added to `parts`, the
@@ -404,6 +441,7 @@ struct Contraction {
         contract(batch, group, 0, units_of(m.columns), panel, outputs, parts, squares, m.y);
         if (m.width == NARROW)
             add_parts<int32_t>(m, group, reinterpret_cast<const int32_t *>(parts), panel, outputs, m.y);
+        add_bias(m, group, panel, outputs, squares, m.y);
     }
 };
 
@@ -441,6 +479,7 @@ struct Slices {
         const int64_t outputs = m.block.down.cols;
         uint8_t *const parts = static_cast<uint8_t *>(y(index + 1)) - sums() * 4;
         memset(parts, 0, filled_outputs(outputs) * group.count * sizeof(int32_t));
+        if (unit == 0) add_bias(m, group, 0, outputs, squares, y(index));
         for (; unit < end; unit++) {
             project(group, unit);
             contract(batch, group, unit, unit + 1, 0, outputs, parts, squares, y(index));
@@ -488,6 +527,7 @@ TPIEDGE_STATUS compute(const Batch &batch) {
         slices.rooms = m.context.sums.of<uint8_t>(slices.count * slices.nbytes());
         if (!slices.rooms) return NO_MEMORY;
         pool.run(Slices::compute, &slices, slices.count);
+        m.join_squares(slices.count);
         m.width == WIDE ? slices.add<int64_t>() : slices.add<int32_t>();
         return DONE;
     }
@@ -515,18 +555,17 @@ const float *quantise_rows(const Mixture &m, const float *x, float *scratch) {
 
 }  // namespace
 
-// The experts of each token [T, chosen], ascending, and their weights. `logits`: room for T * experts floats.
-TPIEDGE_EXPORT void tpiedge_route(void *handle, const float *x, int64_t tokens, int64_t width, const float *router,
-                                  int64_t experts, int64_t chosen, int normalised, float *logits, int64_t *ids,
-                                  float *weights) {
-    const tpiedge::Logits l{x, router, logits, experts, width};
-    route(*static_cast<Context *>(handle), l, tokens, chosen, normalised, ids, weights);
+// The experts of each token [T, chosen], ascending, and their weights. `logits`: room for T * experts floats. The router's
+// norm is not applied.
+TPIEDGE_EXPORT void tpiedge_route(void *handle, const float *x, int64_t tokens, int64_t width, const Router *router,
+                                  float *logits, int64_t *ids, float *weights) {
+    route(*static_cast<Context *>(handle), *router, x, tokens, width, logits, ids, weights);
 }
 
 // Norm, router, and of each token's experts gate and up, activation times weight, down: their sum, as that of
-// tpiedge_panels_contract. `scratch`: T H floats.
-TPIEDGE_EXPORT int tpiedge_panels_experts(void *handle, const PanelExperts *block, const float *x, void *y, int64_t tokens,
-                                          float *scratch, int wide) {
+// tpiedge_panels_contract. `chosen`: room for the experts of each token, or null. `scratch`: T H floats.
+TPIEDGE_EXPORT int tpiedge_panels_experts(void *handle, const PanelExperts *block, const float *x, void *y, int64_t *chosen,
+                                          int64_t tokens, float *scratch, int wide) {
     Context &context = *static_cast<Context *>(handle);
     const Width width = wide ? WIDE : NARROW;
     PanelWeight down = block->down;
@@ -537,11 +576,19 @@ TPIEDGE_EXPORT int tpiedge_panels_experts(void *handle, const PanelExperts *bloc
     uint8_t *const memory = context.experts.of<uint8_t>(m.lay_out(nullptr));
     if (!memory) return NO_MEMORY;
     m.lay_out(memory);
+    const Router &router = block->router;
+    const auto route_rows = [&](const float *rows) {
+        route(context, router, rows, tokens, m.inputs.count, m.logits, m.ids, m.weights);
+    };
+    if (router.norm) {
+        const int64_t width = m.inputs.count;
+        tpiedge_rms_norm(handle, x, scratch, width, 0, tokens, 1, width, router.norm, static_cast<float>(block->eps));
+        route_rows(scratch);
+    }
     const float *const rows = quantise_rows(m, x, scratch);
-    const tpiedge::Logits logits{rows, block->router, m.logits, block->experts, m.inputs.count};
-    route(context, logits, tokens, block->chosen, block->normalised, m.ids, m.weights);
+    if (!router.norm) route_rows(rows);
+    if (chosen) std::copy_n(m.ids, m.rows(), chosen);
     m.group();
-    const int64_t units = units_of(m.columns);
     memset(m.squares, 0, m.squares_count() * sizeof(float));
     for (const Group *group = m.groups; group < m.groups + m.group_count;) {
         const Batch batch(m, group);
@@ -549,6 +596,6 @@ TPIEDGE_EXPORT int tpiedge_panels_experts(void *handle, const PanelExperts *bloc
         group = batch.last;
     }
     if (width == WIDE) return DONE;
-    const float most = units <= MOST_UNITS ? squares_within(down.most, block->chosen * units) : -1.0f;
+    const float most = units_of(m.columns) <= MOST_UNITS ? squares_within(down.most, m.summed()) : -1.0f;
     return all_within(m.squares, m.squares_count(), most) ? DONE : TOO_LARGE;
 }

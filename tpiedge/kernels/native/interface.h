@@ -62,6 +62,7 @@ struct AttentionBlock {  // as packed by attention_block.py; the first query hea
     const float *q_norm;  // of each head, or null
     const float *k_norm;
     const float *v_norm;
+    const float *sinks;   // of each query head, as in kv.h, or null
     int64_t whole;        // q and k have heads of all nodes, and norms are over all of them at once
     int64_t first_q;      // the first head that is the node's own, of those of q
     int64_t first_k;
@@ -82,16 +83,26 @@ struct PanelFFN {  // as packed by ffn.py; matrices without y
     int64_t activation;
 };
 
+struct Router {  // as packed by experts.py
+    const float *weights;  // [experts, H]
+    int64_t experts;
+    int64_t chosen;        // by each token
+    int64_t normalised;    // weights are parts of the softmax over the chosen experts, not over all
+    const float *bias;     // of each expert's score, or null
+    const float *norm;     // of what it reads, or null: it reads what the experts read
+    const float *scale;    // of each expert's weight, or null
+};
+
 struct PanelExperts {  // as packed by experts.py; matrices without y are the first expert's
     PanelWeight gate;
     PanelWeight up;
     PanelWeight down;
-    int64_t experts;
-    int64_t expert_nbytes;  // from one expert to the next, of each matrix
-    int64_t chosen;         // by each token
-    int64_t normalised;     // weights are parts of the softmax over the chosen experts, not over all
-    const float *router;    // [experts, H]
-    const float *norm;      // or null
+    Router router;
+    int64_t expert_nbytes;   // from one expert to the next, of each matrix
+    const float *gate_bias;  // [experts, rows of gate], or null
+    const float *up_bias;
+    const float *down_bias;  // [experts, O], or null
+    const float *norm;       // or null
     double eps;
     int64_t activation;
 };
@@ -102,9 +113,10 @@ struct BlockEnd {  // as packed by grid.py: x = scale * (x + factor * norm(sum +
     double eps;
     double factor;
     double scale;
+    const float *parts[2];  // weights [H] of the norms of two sums, which take the sum's place added up; or null
 };
 
-struct PanelBlock {  // as packed by attention_block.py: attention, an FFN or experts; the others are null
+struct PanelBlock {  // as packed by attention_block.py: attention, an FFN, experts or both; the others are null
     const AttentionBlock *attention;
     const PanelFFN *ffn;
     const PanelExperts *experts;
@@ -116,7 +128,7 @@ struct PanelBlock {  // as packed by attention_block.py: attention, an FFN or ex
 // or sums of a row-parallel matrix that may be too large for 32 bits, but for those of `most`.
 namespace tpiedge {
 enum { DONE = 0, NO_MEMORY = 1, TOO_LARGE = 2 };
-enum Activation { SILU, GELU_TANH, TANH };  // numbered as in elementwise.py
+enum Activation { SILU, GELU_TANH, TANH, GPT_OSS };  // numbered as in elementwise.py
 enum Sums { INT32_SUMS, INT64_SUMS, F32_SUMS };  // what a block ends with
 }
 #define TPIEDGE_STATUS __attribute__((warn_unused_result)) int
@@ -140,10 +152,10 @@ TPIEDGE_STATUS tpiedge_panels_attention(void *handle, const AttentionBlock *bloc
                                         int wide);
 TPIEDGE_STATUS tpiedge_panels_ffn(void *handle, const PanelFFN *ffn, const float *x, const float *inputs,
                                   int64_t input_stride, void *y, int64_t tokens, float *scratch, int wide);
-void tpiedge_route(void *handle, const float *x, int64_t tokens, int64_t width, const float *router, int64_t experts,
-                   int64_t chosen, int normalised, float *logits, int64_t *ids, float *weights);
-TPIEDGE_STATUS tpiedge_panels_experts(void *handle, const PanelExperts *block, const float *x, void *y, int64_t tokens,
-                                      float *scratch, int wide);
+void tpiedge_route(void *handle, const float *x, int64_t tokens, int64_t width, const Router *router, float *logits,
+                   int64_t *ids, float *weights);
+TPIEDGE_STATUS tpiedge_panels_experts(void *handle, const PanelExperts *block, const float *x, void *y, int64_t *chosen,
+                                      int64_t tokens, float *scratch, int wide);
 void tpiedge_add_sums(void *handle, float *x, const void *sums, int64_t tokens, int64_t width, int64_t exponent, int kind,
                       const BlockEnd *end, float *scratch);
 TPIEDGE_STATUS tpiedge_panels_stack(void *handle, const PanelBlock *blocks, int64_t count, float *x, const Span *spans,
@@ -155,7 +167,8 @@ void tpiedge_rope(void *handle, const float *x, float *y, int64_t token_stride, 
                   int64_t heads, int64_t width, const Rotation *rotation, int64_t rotated);
 void tpiedge_activate(void *handle, const float *gate, const float *up, float *y, int64_t count, int64_t activation);
 void tpiedge_attention(void *handle, const float *q, float *y, const PageLayout *layout, const Span *spans,
-                       int64_t count, const int64_t *head_start, int64_t heads, int64_t window, float scale, float cap);
+                       int64_t count, const int64_t *head_start, int64_t heads, int64_t window, float scale, float cap,
+                       const float *sinks);
 void tpiedge_kv_append(void *handle, const float *k, const float *v, const PageLayout *layout, const Span *spans,
                        int64_t count, int64_t k_token_stride, int64_t k_head_stride, int64_t v_token_stride,
                        int64_t v_head_stride);

@@ -59,7 +59,7 @@ struct Kernels {
     void (*rms_norm)(const Rows &, const float *weight, float eps);
     // The first `rotated` columns of each row; then all are multiplied by the token's factor, if there are factors.
     void (*rope)(const Rows &, const Rotation &, int64_t rotated);
-    // y = activation(gate) * up; without `up`, y = activation(gate)
+    // y = activation(gate) * up, where GPT_OSS takes clamp(up) + 1; without `up`, y = activation(gate)
     void (*activate)(const float *gate, const float *up, float *y, int64_t count, int64_t activation);
     // Of some tokens and experts.
     void (*logits)(const Logits &, int64_t first_token, int64_t last_token, int64_t first, int64_t last);

@@ -121,9 +121,9 @@ void append_span(AppendKernel kernel, const Source &from, const PageLayout &layo
 // come first.
 TPIEDGE_EXPORT void tpiedge_attention(void *handle, const float *q, float *y, const PageLayout *layout,
                                       const Span *spans, int64_t count, const int64_t *head_start, int64_t heads,
-                                      int64_t window, float scale, float cap) {
+                                      int64_t window, float scale, float cap, const float *sinks) {
     Context &context = *static_cast<Context *>(handle);
-    AttentionJob job{Attention{q, y, head_start, *layout, heads, window, scale, cap},
+    AttentionJob job{Attention{q, y, head_start, *layout, heads, window, scale, cap, sinks},
                      context.kernels->kv.attention[layout->format], spans, 0, 0, 0};
     const int64_t pieces = divide(job, count, context.pool.threads());
     if (seen(spans, count, window) * heads * layout->width >= WORTH_SHARING)

@@ -23,6 +23,7 @@ struct Attention {
     int64_t window;  // a query sees its last `window` keys, itself included
     float scale;
     float cap;  // a score becomes cap * tanh(score / cap), unless this is 0
+    const float *sinks;  // of each query head a score without a key, or null
 };
 
 // The query heads [first, last) of one KV head, for `tokens` tokens of the span from its token `token` on.

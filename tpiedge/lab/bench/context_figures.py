@@ -12,9 +12,9 @@ from tpiedge.lab.bench.serve_figures import TimedAnswer, spread_of
 READ_RATIO: Final = 1.2
 """The bound of the time for pages, in times that the disk takes for as many bytes."""
 RESTORE_S: Final = 0.2
-"""Seconds of a first token after a restart that the bound allows beside its pages."""
+"""Seconds of a first token after a restart that the bound allows beside its pages and its new tokens."""
 TURN_S: Final = 0.3
-"""The same for a further turn of a conversation, beside its new tokens."""
+"""The same for a further turn of a conversation."""
 RESTORE_FASTER: Final = 30.0
 STREAMS_RATIO: Final = 0.8
 KEEPING_COST: Final = 0.02

@@ -123,11 +123,13 @@ def measure_restore(wish: ContextWish, say: Say) -> dict[str, Any]:
             ):
                 _asked(server, random.unlike(NEW_TOKENS))
                 if repeat:
+                    own_s = first_s(_asked(server, random.unlike(NEW_TOKENS)))
                     again = _asked(server, (*prefix, *random.unlike(NEW_TOKENS)))
                     after = read_files(files)
                     rate = fmean((before.bytes_per_s, after.bytes_per_s))
                     nbytes = sum(path.stat().st_size for path in files)
-                    paged = PagedAnswer(first_s(again), again.cached_tokens, nbytes, rate, RESTORE_S)
+                    apart_s = RESTORE_S + own_s
+                    paged = PagedAnswer(first_s(again), again.cached_tokens, nbytes, rate, apart_s)
                     found.append(Restored(computed_s, paged))
                     direct = direct and before.is_direct and after.is_direct
                     say(f"  {paged.first_s:.2f} s after a restart, {computed_s:.2f} s computed")

@@ -17,7 +17,7 @@ from torch import Tensor
 from tpiedge.errors import OutOfMemory
 from tpiedge.kernels.attention import append_pages, attention_pages, kv_of_heads
 from tpiedge.kernels.elementwise import activate, rms_norm, rope, tables
-from tpiedge.kernels.experts import FusedExperts
+from tpiedge.kernels.experts import FusedExperts, Router
 from tpiedge.kernels.ffn import FusedFFN, ffn
 from tpiedge.kernels.grid import Grid
 from tpiedge.kernels.kv_format import KVFormat
@@ -282,9 +282,9 @@ def _experts(block: _Block) -> MakeCase:
             router_EH, (gate, up, down) = layers[copy % len(layers)]
             if linear.pool is None:
                 raise ValueError("quantised experts need the native kernels")
-            sizes = EXPERTS, expert_B.numel(), CHOSEN, True
-            matrices = gate, up, down
-            return FusedExperts(norm_H, _EPS, router_EH, matrices, *sizes, linear.pool, GRID).run(x_NTH[copy])
+            router, nbytes = Router(router_EH, CHOSEN, normalised=True), expert_B.numel()
+            fused = FusedExperts(norm_H, _EPS, router, (gate, up, down), nbytes, linear.pool, GRID)
+            return fused.run(x_NTH[copy]).sums_TO
 
         touched = EXPERTS * (1 - (1 - CHOSEN / EXPERTS) ** tokens)  # on average
         nbytes = round(touched * expert_B.numel()) + 4 * EXPERTS * block.hidden + 8 * tokens * block.hidden

@@ -31,7 +31,7 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
-class Router:
+class NetworkRouter:
     """`up` leads to `uplink`, `down` comes from it. The root has no uplink, and its links have no meaning."""
 
     name: str
@@ -58,11 +58,11 @@ class Description:
     """A testbed. The order of `devices` is the order of ranks."""
 
     about: str
-    routers: tuple[Router, ...]
+    routers: tuple[NetworkRouter, ...]
     devices: tuple[Device, ...]
 
     @property
-    def members(self) -> tuple[Router | Device, ...]:
+    def members(self) -> tuple[NetworkRouter | Device, ...]:
         return (*self.routers, *self.devices)
 
     def device(self, name: str) -> Device:
@@ -231,12 +231,12 @@ def _check_keys(place: str, kind: str, table: Mapping[str, Any]) -> None:
             raise UserError(f"{place}: there is no key {key[:40]!r}: it may have {', '.join(_KEYS[kind])}")
 
 
-def _router(place: str, table: Mapping[str, Any], defaults: Mapping[str, Any]) -> Router:
+def _router(place: str, table: Mapping[str, Any], defaults: Mapping[str, Any]) -> NetworkRouter:
     if "uplink" in table:
-        return Router(table["name"], *_uplink(place, table, defaults))
+        return NetworkRouter(table["name"], *_uplink(place, table, defaults))
     if said := next((key for key in _DIRECTED if key in table), None):
         raise UserError(f"{place}: {said} is of the link to an uplink, and the root has none")
-    return Router(table["name"], None, Link(), Link())
+    return NetworkRouter(table["name"], None, Link(), Link())
 
 
 def _device(place: str, table: Mapping[str, Any], defaults: Mapping[str, Any]) -> Device:
@@ -314,7 +314,7 @@ def _check_tree(description: Description) -> None:
             raise UserError(f"there are two members of the name {member.name}")
         names.add(member.name)
         if member.uplink is not None and member.uplink not in uplinks:
-            kind = "router" if isinstance(member, Router) else "device"
+            kind = "router" if isinstance(member, NetworkRouter) else "device"
             raise UserError(f"[[{kind}]] {member.name}: uplink: there is no router {member.uplink[:40]!r}")
     for router in uplinks:
         seen = [router]

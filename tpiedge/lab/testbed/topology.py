@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tpiedge.errors import UserError
-from tpiedge.lab.testbed.description import Description, Device, Link, Router
+from tpiedge.lab.testbed.description import Description, Device, Link, NetworkRouter
 from tpiedge.lab.testbed.switch import Port, SwitchLink, SwitchPlan
 
 
@@ -36,7 +36,9 @@ class Expected:
 class Topology:
     def __init__(self, description: Description) -> None:
         self.description = description
-        self.members: Mapping[str, Router | Device] = {member.name: member for member in description.members}
+        self.members: Mapping[str, NetworkRouter | Device] = {
+            member.name: member for member in description.members
+        }
         self.addresses = _addresses(description)
 
     def with_links(self, name: str, up: Link, down: Link) -> "Topology":
@@ -95,7 +97,7 @@ class Topology:
         """Returns both directions of the member's link, for SwitchClient.set_links."""
         return {f"{name} {way}": _settings(self.link(name, way)) for way in ("up", "down")}
 
-    def wired(self, name: str, testbed: str) -> Router | Device:
+    def wired(self, name: str, testbed: str) -> NetworkRouter | Device:
         """Returns the member `name`. Raises UserError unless it has a link."""
         found = self.members.get(name)
         if found is None or found.uplink is None:

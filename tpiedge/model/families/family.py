@@ -70,6 +70,11 @@ def alike(_config: ConfigFields, layers: Layers) -> Layers:
     return layers
 
 
+def by_expert(place: str, *names: str) -> tuple[str, ...]:
+    """Returns `Family.experts` of checkpoints in which each expert has tensors of its own: gate, up and down."""
+    return f"{place}.gate.weight", *(f"{place}.experts.{{}}.{name}.weight" for name in names)
+
+
 def with_experts(
     count: int, columns_key: str, normalised: Callable[[ConfigFields], bool]
 ) -> Callable[[ConfigFields, Layers], Layers]:
@@ -133,8 +138,9 @@ class Family:
     factors: Callable[[ConfigFields], Factors] = plain
     #: Makes the layers of ones that differ by windows and rotations only. Reads `per_layer_config`.
     layers: Callable[[ConfigFields, Layers], Layers] = alike
-    #: The checkpoint's place of a layer's router ("PLACE.gate") and experts ("PLACE.experts.3.NAME"), and the names of
-    #: gate, up and down. Empty without experts.
+    #: The tensors of a layer's router, and of an expert's gate, up and down. "{}" stands for the expert's number, and
+    #: "NAME[{}]" for the expert's matrix of a tensor that has those of all (see `Columns` if it has a row per input).
+    #: Gate and up may be one matrix, gate above up. Empty without experts.
     experts: tuple[str, ...] = ()
     #: Whether the checkpoint has q, k and v in one tensor, and gate and up in another.
     fused: bool = False

@@ -1,12 +1,13 @@
-"""Gemma 4 E2B, E4B and 31B (text), and every GGUF file of Gemma 4."""
+"""Gemma 4 E2B, E4B, 26B-A4B and 31B (text), and every GGUF file of Gemma 4."""
 
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from tpiedge.model.blocks import MAX_FFN, MAX_HEAD_DIM, MAX_HEADS, LayerInputs
+from tpiedge.model.blocks import MAX_EXPERTS, MAX_FFN, MAX_HEAD_DIM, MAX_HEADS, Experts, LayerInputs
 from tpiedge.model.families.family import (
+    EXPERT_KEYS,
     FULL,
     NORMS_AROUND,
     SLIDING,
@@ -92,8 +93,6 @@ def layers_with(*, inputs: bool) -> Callable[[ConfigFields, Layers], Layers]:
     whether layers may have inputs of their own, or experts."""
 
     def layers(config: ConfigFields, alike: Layers) -> Layers:
-        if inputs and config.flag("enable_moe_block", False):
-            config.refuse("enable_moe_block", "is set: mixture-of-experts models are not supported")
         same = config.flag("attention_k_eq_v", False)
         changes = _changes(config, alike, same)
         shared = config.integer("num_kv_shared_layers", 0, len(alike))
@@ -104,7 +103,7 @@ def layers_with(*, inputs: bool) -> Callable[[ConfigFields, Layers], Layers]:
             config.refuse("num_kv_shared_layers", f"is {shared}: no layer of {kind} has keys of its own")
         columns = config.integer("intermediate_size", 1, MAX_FFN // 2)
         wide = 2 * columns if config.flag("use_double_wide_mlp", False) else columns
-        own = _inputs(config, alike) if inputs else None
+        own, experts = (_inputs(config, alike), _experts(config, alike)) if inputs else (None, None)
         found = []
         for number, (layer, is_full) in enumerate(zip(alike, kinds, strict=True)):
             sizes = ConfigFields(config.where, {**config.values, **changes.get(number, config).values})
@@ -118,7 +117,9 @@ def layers_with(*, inputs: bool) -> Callable[[ConfigFields, Layers], Layers]:
                 value_norms=not is_shared,
             )
             ffn = layer.ffn and replace(layer.ffn, columns=wide if is_shared else columns)
-            found.append(replace(layer, attention=attention, ffn=ffn, inputs=own, scaled=True))
+            found.append(
+                replace(layer, attention=attention, ffn=ffn, inputs=own, scaled=True, experts=experts)
+            )
         return tuple(found)
 
     return layers
@@ -132,6 +133,19 @@ def _inputs(config: ConfigFields, layers: Layers) -> LayerInputs | None:
     if rows != vocab:
         config.refuse("vocab_size_per_layer_input", f"is {rows}, not vocab_size ({vocab})")
     return LayerInputs(columns, next(one.ffn.activation for one in layers if one.ffn))
+
+
+def _experts(config: ConfigFields, layers: Layers) -> Experts | None:
+    if not config.flag("enable_moe_block", False):
+        return None
+    return Experts(
+        config.integer("num_experts", 1, MAX_EXPERTS),
+        config.integer("top_k_experts", 1, MAX_EXPERTS),
+        config.integer("moe_intermediate_size", 1, MAX_FFN),
+        next(one.ffn.activation for one in layers if one.ffn),
+        router_norm=True,
+        scaled=True,
+    )
 
 
 _ACTIVATION = "gelu_pytorch_tanh"
@@ -156,6 +170,18 @@ _PRESETS = {
         layer_types=_FIFTH,
     ),
     "gemma4-e4b": shape(GEMMA4, 2560, 10240, 42, 8, 2, *_SIZES, num_kv_shared_layers=18),
+    "gemma4-26b-a4b": shape(
+        GEMMA4,
+        *(2816, 2112, 30, 16, 8, 262144, 262144),
+        sliding_window=1024,
+        attention_k_eq_v=True,
+        num_global_key_value_heads=2,
+        hidden_size_per_layer_input=0,
+        enable_moe_block=True,
+        num_experts=128,
+        top_k_experts=8,
+        moe_intermediate_size=704,
+    ),
     "gemma4-31b": shape(
         GEMMA4,
         *(5376, 21504, 60, 32, 16, 262144, 262144),
@@ -197,6 +223,7 @@ def _more(config: Mapping[str, Any]) -> Mapping[str, object]:
         "use_double_wide_mlp": is_wide,
         "sliding_window": config.get("sliding_window"),
         _INPUTS: config.get(_INPUTS, 0),
+        "enable_moe_block": "num_experts" in config,
         "vocab_size_per_layer_input": config["vocab_size"],
         "rope_parameters": {FULL[0]: config["rope_parameters"], SLIDING: local},
     }
@@ -212,11 +239,21 @@ _GGUF = Gguf(
         "per_layer_input_gate": "inp_gate",
         "per_layer_projection": "proj",
         "post_per_layer_input_norm": "post_norm",
-        "layer_scalar": "layer_output_scale",
+        "layer_scalar": "layer_output_scale.weight",
+        "pre_feedforward_layernorm_2": "pre_ffw_norm_2",
+        "post_feedforward_layernorm_1": "post_ffw_norm_1",
+        "post_feedforward_layernorm_2": "post_ffw_norm_2",
+        "router": "ffn_gate_inp",
+        "router.per_expert_scale": "ffn_down_exps.scale",
+        "experts.gate_up_proj[{}]": "ffn_gate_up_exps.weight",
+        "experts.down_proj[{}]": "ffn_down_exps.weight",
     },
     needs=frozenset({"rope_freqs.weight"}),
     lacking={"attention_k_eq_v": ("attn_k", "attn_v")},
     keys={
+        **EXPERT_KEYS,
+        "expert_count": "num_experts",
+        "expert_used_count": "top_k_experts",
         "attention.key_length_swa": "sliding_head_dim",
         "attention.shared_kv_layers": "num_kv_shared_layers",
         "attention.sliding_window": "sliding_window",
@@ -257,6 +294,11 @@ FAMILY = Family(
     factors=_factors,
     layers=layers_with(inputs=True),
     wrappers=("gemma4",),
+    experts=(
+        "router.proj.weight",
+        *("experts.gate_up_proj[{}]",) * 2,
+        "experts.down_proj[{}]",
+    ),
     presets=_PRESETS,
     gguf=_GGUF,
 )

@@ -14,6 +14,7 @@ FAMILY = replace(
     name="Gemma4Unified",
     defaults={**gemma4.FAMILY.defaults, "max_position_embeddings": 262_144, "sliding_window": 1024},
     layers=gemma4.layers_with(inputs=False),
+    experts=(),
     wrappers=("gemma4_unified",),
     presets={
         "gemma4-12b": shape(

@@ -1,6 +1,15 @@
 """Mixtral, and GGUF files of Llama's architecture with experts."""
 
-from tpiedge.model.families.family import Family, Ropes, Windows, common, one_window, shape, with_experts
+from tpiedge.model.families.family import (
+    Family,
+    Ropes,
+    Windows,
+    by_expert,
+    common,
+    one_window,
+    shape,
+    with_experts,
+)
 from tpiedge.model.folder import ConfigFields
 from tpiedge.model.rope import RopeConfig
 
@@ -38,6 +47,6 @@ FAMILY = Family(
     windows=one_window,
     ropes=_ropes,
     layers=with_experts(8, "intermediate_size", lambda _config: True),
-    experts=("block_sparse_moe", "w1", "w3", "w2"),
+    experts=by_expert("block_sparse_moe", "w1", "w3", "w2"),
     presets=_PRESETS,
 )

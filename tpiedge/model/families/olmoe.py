@@ -1,6 +1,15 @@
 """OLMoE."""
 
-from tpiedge.model.families.family import EXPERT_KEYS, Family, Gguf, Layers, common, shape, with_experts
+from tpiedge.model.families.family import (
+    EXPERT_KEYS,
+    Family,
+    Gguf,
+    Layers,
+    by_expert,
+    common,
+    shape,
+    with_experts,
+)
 from tpiedge.model.folder import ConfigFields
 
 _ALL = with_experts(64, "intermediate_size", lambda config: config.flag("norm_topk_prob", False))
@@ -37,7 +46,7 @@ FAMILY = Family(
     },
     row_norms=True,
     layers=_layers,
-    experts=("mlp", "gate_proj", "up_proj", "down_proj"),
+    experts=by_expert("mlp", "gate_proj", "up_proj", "down_proj"),
     presets=_PRESETS,
     gguf=Gguf("olmoe", keys=EXPERT_KEYS),
 )

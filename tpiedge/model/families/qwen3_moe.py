@@ -6,6 +6,7 @@ from tpiedge.model.families.family import (
     Gguf,
     Layers,
     Windows,
+    by_expert,
     common,
     shape,
     window_size,
@@ -60,7 +61,7 @@ FAMILY = Family(
     head_norms=True,
     windows=_windows,
     layers=_layers,
-    experts=("mlp", "gate_proj", "up_proj", "down_proj"),
+    experts=by_expert("mlp", "gate_proj", "up_proj", "down_proj"),
     presets=_PRESETS,
     gguf=Gguf("qwen3moe", keys=EXPERT_KEYS, more=lambda _config: {"norm_topk_prob": True}),
 )

@@ -1,7 +1,7 @@
 """Reads a GGUF file's config, places of tensors and text files, and chooses its storage."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,6 +12,7 @@ import numpy as np
 from tpiedge.errors import UserError
 from tpiedge.model.config import ModelConfig
 from tpiedge.model.families import FAMILIES
+from tpiedge.model.families.family import Gguf
 from tpiedge.model.gguf.config import (
     ARCHITECTURES,
     FREQUENCIES,
@@ -87,7 +88,7 @@ class GgufModel:
     def _matrix_storage(self, precision: Precision | None) -> Storage:
         spec, tied = model_spec(self.config), self.config.tie_word_embeddings
         layers = [matrix for layer in spec.layers for matrix, _ in layer.counted_matrices]
-        kinds = {self._kind(matrix.source) for matrix in layers}
+        kinds = {kind for matrix in layers for kind in self._kinds(matrix.source)}
         if precision is None and kinds <= _NUMBERS:
             precision = Precision.BF16 if kinds == {"BF16"} else Precision.F32
         if precision is not None and not precision.quantised:
@@ -106,16 +107,19 @@ class GgufModel:
                 storage = replace(storage, kept={**storage.kept, table.source: stored})
         return storage
 
-    def _kind(self, source: str) -> str:
-        """Returns the type of a tensor, or of that of all experts."""
-        return self.tensors[sources_of(source, 1)[0]].kind
+    def _kinds(self, source: str) -> set[str]:
+        """Returns the types of a matrix, or of that of all experts."""
+        count = next((one.experts.count for one in self.config.layers if one.experts), 1)
+        return {self.tensors[one].kind for one in sources_of(source, count)}
 
     def _own(
         self, source: str, known: Sequence[Precision], matrix: MatrixSpec | None = None
     ) -> Precision | None:
         """Returns the precision of `known` that holds a matrix exactly, or else q8. Returns None for F16 and F32, which
         take the default beside quantised layers. `matrix`: its units, if some are of inputs."""
-        kind = self._kind(source)
+        kind, *others = self._kinds(source)
+        if others:  # experts of unlike types
+            return Precision.Q8
         if kind in _NUMBERS:
             return Precision.BF16 if kind == "BF16" else None
         exact = (one for one in known if one.quantised and FORMAT_OF.get(kind) is one.format)
@@ -148,29 +152,32 @@ _NAMES = {
     "mlp.gate_up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
     **{
-        f"{family.experts[0]}.{name}": stored
+        name.removesuffix(".weight"): stored
         for family in FAMILIES.values()
         if family.experts
         for name, stored in zip(
-            ("gate", *(f"experts.{{}}.{part}" for part in family.experts[1:])),
-            ("ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"),
-            strict=True,
+            family.experts, ("ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"), strict=True
         )
     },
 }
+#: Parts of a tensor of older files -> of newer ones.
+_FUSED = {"qkv": "attn_qkv", "gate_up": "ffn_gate_up_exps"}
 # Queries and keys that are rotated in pairs of neighbouring columns; in checkpoints in the halves of a head.
 _PAIRED = re.compile(r"blk\.\d+\.attn_[qk]\.\w+")
 
 
 def gguf_name(source: str, own: Mapping[str, str] | None = None) -> str:
     """Translates 'model.layers.3.mlp.up_proj.weight' to 'blk.3.ffn_up.weight'. `own`: an architecture's own names of
-    parts. Raises KeyError."""
+    parts, or of whole tensors. Raises KeyError."""
     names = _NAMES | dict(own or {})
     if (tensor := source.removesuffix(".weight")) in names:
         return f"{names[tensor]}.weight"
     layer, _, inner = source.removeprefix("model.layers.").partition(".")
+    if inner in names:
+        stored = names[inner]
+        return f"blk.{layer}.{stored}" if "." in stored else f"blk.{layer}.{stored}.weight"
     name, _, kind = inner.rpartition(".")
-    return f"blk.{layer}.{names[name]}.{kind}" if name else f"blk.{layer}.{names[kind]}.weight"
+    return f"blk.{layer}.{names[name]}.{kind}"
 
 
 def gguf_tensors(header: GgufHeader, config: ModelConfig) -> dict[str, BlockTensor]:
@@ -179,18 +186,18 @@ def gguf_tensors(header: GgufHeader, config: ModelConfig) -> dict[str, BlockTens
     found: dict[str, BlockTensor] = {}
     wanted: dict[str, tuple[int, ...]] = {}
     spec = model_spec(config)
-    parts = {matrix.source: matrix.name for layer in spec.layers for matrix in layer.matrices}
-    for source, shape in _shapes(spec).items():
-        whole, rows = whole_source(source)
-        name = gguf_name(whole, files.tensors)
-        if name not in header.tensors and ".attn_qkv." in name:  # older files
-            name, rows = name.replace("qkv", parts[source]), None
+    parts = {matrix.source: matrix.name for layer in spec.layers for matrix, _ in layer.counted_matrices}
+    for source, name, shape in _named(spec, header, files):
+        rows = whole_source(source)[1]
+        for fused, whole_name in _FUSED.items():
+            if name not in header.tensors and f".{whole_name}." in name:
+                name, rows = name.replace(fused, parts[source]), None
         tensor = header.tensors.get(name)
         if tensor is None:
             raise UserError(f"{header.path}: the tensor {name} is missing; download the file again")
         wanted[name] = shape
         if rows is not None:
-            wanted[name] = (rows.stop, *shape[1:])
+            wanted[name] = (*shape[:-2], rows.stop, shape[-1])
             place = tensor.offset + rows.start * tensor.row_nbytes
             tensor = msgspec.structs.replace(tensor, shape=shape, offset=place)
         if files.paired and _PAIRED.fullmatch(name):
@@ -200,9 +207,9 @@ def gguf_tensors(header: GgufHeader, config: ModelConfig) -> dict[str, BlockTens
         if "{}" not in source:
             found[source] = tensor
             continue
-        count, *own = shape
+        (count, *own), each = shape, header.tensors[name].shape[-2:][0]
         for expert, one in enumerate(sources_of(source, count)):
-            place = tensor.offset + expert * own[0] * tensor.row_nbytes
+            place = tensor.offset + expert * each * tensor.row_nbytes
             found[one] = msgspec.structs.replace(tensor, shape=tuple(own), offset=place)
     for name, shape in wanted.items():
         if header.tensors[name].shape != shape:
@@ -216,6 +223,17 @@ def gguf_tensors(header: GgufHeader, config: ModelConfig) -> dict[str, BlockTens
             "would be another model; get one that is supported, or the original checkpoint"
         )
     return found
+
+
+def _named(spec: ModelSpec, header: GgufHeader, files: Gguf) -> Iterator[tuple[str, str, tuple[int, ...]]]:
+    """Yields the source, the file's name and the shape of each tensor. Older files have a tensor for each expert."""
+    for source, shape in _shapes(spec).items():
+        name = gguf_name(whole_source(source)[0], files.tensors)
+        if "{}" not in source or name.replace("_exps.", ".0.") not in header.tensors:
+            yield source, name, shape
+            continue
+        for expert, one in enumerate(sources_of(source, shape[0])):
+            yield one, name.replace("_exps.", f".{expert}."), shape[1:]
 
 
 def _shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:

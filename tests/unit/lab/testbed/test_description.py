@@ -7,7 +7,7 @@ from tpiedge.lab.testbed.description import (
     Description,
     Device,
     Link,
-    Router,
+    NetworkRouter,
     format_part,
     format_rate,
     format_time,
@@ -52,8 +52,10 @@ def test_full_description_is_parsed() -> None:
     assert parse_description(WHOLE, "f") == Description(
         "a home",
         (
-            Router("attic", "core", Link(0.001, 0.0, 0.02, megabyte), Link(0.001, 0.0, 0.02, 10 * megabyte)),
-            Router("core", None, Link(), Link()),
+            NetworkRouter(
+                "attic", "core", Link(0.001, 0.0, 0.02, megabyte), Link(0.001, 0.0, 0.02, 10 * megabyte)
+            ),
+            NetworkRouter("core", None, Link(), Link()),
         ),
         (
             Device(

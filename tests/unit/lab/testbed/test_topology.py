@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpiedge.lab.testbed.description import Description, Device, Link, Router, load_scenario
+from tpiedge.lab.testbed.description import Description, Device, Link, NetworkRouter, load_scenario
 from tpiedge.lab.testbed.running import timing_over
 from tpiedge.lab.testbed.switch import SwitchPlan
 from tpiedge.lab.testbed.topology import Topology
@@ -23,10 +23,10 @@ LINKS = st.builds(
 
 @st.composite
 def descriptions(draw: st.DrawFn) -> Description:
-    routers = [Router("r0", None, Link(), Link())]
+    routers = [NetworkRouter("r0", None, Link(), Link())]
     for number in range(1, draw(st.integers(1, 6))):
         uplink = draw(st.sampled_from(routers)).name
-        routers.append(Router(f"r{number}", uplink, draw(LINKS), draw(LINKS)))
+        routers.append(NetworkRouter(f"r{number}", uplink, draw(LINKS), draw(LINKS)))
     devices = [
         Device(f"d{number}", draw(st.sampled_from(routers)).name, draw(LINKS), draw(LINKS))
         for number in range(draw(st.integers(1, 5)))

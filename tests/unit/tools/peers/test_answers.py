@@ -140,3 +140,11 @@ def test_streams_report_compares_both_servers() -> None:
         None,
         None,
     )
+    mixture = report_of_streams(16, rounds, is_mixture=True)
+    assert (
+        mixture["answering_tokens_per_s"]["required"],
+        mixture["answering_to_own_prefill"]["required"],
+    ) == (
+        1.0,
+        None,
+    )

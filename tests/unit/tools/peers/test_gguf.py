@@ -2,16 +2,21 @@
 
 import importlib.util
 import struct
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors import safe_open
 
+from tools.peers import random_gguf
 from tools.peers.gguf import write_gguf
-from tools.peers.random_gguf import Q4_K, Q6_K, random_tensors
+from tools.peers.random_gguf import Q4_K, Q6_K, random_tensors, write_random_gguf
+from tpiedge.errors import UserError
 from tpiedge.model.config import ModelConfig
+from tpiedge.model.gguf.model import GgufModel
 from tpiedge.model.presets import preset
+from tpiedge.pack.source import TensorSource
 
 TOOL = Path(__file__).parents[4] / "tools" / "make_checkpoint.py"
 HEADS, KV_HEADS, HEAD_DIM, LAYERS = 4, 2, 8, 2
@@ -121,3 +126,63 @@ def test_q4_k_m_has_the_mix_of_llama_cpp() -> None:
     assert {name for name, kind in kinds.items() if kind == Q6_K.kind} == names | {"output.weight"}
     assert set(kinds.values()) == {Q4_K.kind, Q6_K.kind}
     assert (Q4_K.nbytes, Q6_K.nbytes) == (144, 210)
+
+
+@pytest.mark.parametrize("precision", ["q4", "q8", "q4_k_m", "bf16"])
+def test_random_mixture_has_stacked_experts_and_routers_of_their_own(
+    precision, tmp_path, monkeypatch
+) -> None:
+    small = preset("qwen3-30b-a3b") | {
+        "hidden_size": 256,
+        "moe_intermediate_size": 512,
+        "num_hidden_layers": 8,
+        "num_experts": 5,
+        "num_experts_per_tok": 2,
+        "vocab_size": 300,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
+    monkeypatch.setattr(random_gguf, "preset", lambda _name: dict(small))
+    path = tmp_path / "mixture.gguf"
+    write_random_gguf("small", precision, path)
+    model = GgufModel.open(path)
+    expected = ModelConfig.from_huggingface(small, "small")
+    assert [one.experts for one in model.config.layers] == [one.experts for one in expected.layers]
+    routers = [model.tensors[f"model.layers.{layer}.mlp.gate.weight"] for layer in range(8)]
+    assert {router.kind for router in routers} == {"F32"}
+    with closing(TensorSource(model.tensors)) as source:
+        read = [source.read(f"model.layers.{layer}.mlp.gate.weight") for layer in range(8)]
+    assert len({values.tobytes() for values in read}) == 8
+    assert all(0.015 < values.std() < 0.025 for values in read)
+    kinds = [model.tensors[f"model.layers.{layer}.mlp.experts.4.down_proj.weight"].kind for layer in range(8)]
+    more = {0, 3, 6, 7}  # an eighth at each end, and every third between
+    assert (
+        kinds
+        == {
+            "q4_k_m": ["Q6_K" if layer in more else "Q4_K" for layer in range(8)],
+            "bf16": ["BF16"] * 8,
+            "q8": ["Q8_0"] * 8,
+            "q4": ["Q4_0"] * 8,
+        }[precision]
+    )
+
+
+_OSS = {"sliding_window": 8, "intermediate_size": 96, "num_local_experts": 6}
+_GEMMA = {"num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 96, "intermediate_size": 160}
+
+
+@pytest.mark.parametrize(("name", "sizes"), [("gpt-oss-20b", _OSS), ("gemma4-26b-a4b", _GEMMA)])
+def test_random_files_of_other_mixtures_can_be_read(name, sizes, tmp_path, monkeypatch) -> None:
+    small = (
+        preset(name) | {"hidden_size": 64, "vocab_size": 300, "bos_token_id": 1, "eos_token_id": 2} | sizes
+    )
+    monkeypatch.setattr(random_gguf, "preset", lambda _name: dict(small))
+    path = tmp_path / "mixture.gguf"
+    write_random_gguf("small", "q4", path)
+    found = GgufModel.open(path).config
+    expected = ModelConfig.from_huggingface(small, "small")
+    assert [one.experts for one in found.layers] == [one.experts for one in expected.layers]
+    assert [one.ffn for one in found.layers] == [one.ffn for one in expected.layers]
+    assert [one.attention.window for one in found.layers] == [one.attention.window for one in expected.layers]
+    with pytest.raises(UserError, match="no blocks of q4_k_m: take q4 or q8"):
+        write_random_gguf("small", "q4_k_m", tmp_path / "none.gguf")
