@@ -33,7 +33,7 @@ from tpiedge.model.folder import read_text
 from tpiedge.model.gguf.model import GgufModel
 from tpiedge.model.presets import PRESETS, preset
 from tpiedge.model.source import refuse_gguf
-from tpiedge.model.spec import model_spec, unused_keys
+from tpiedge.model.spec import config_of_pack, model_spec, unused_keys
 from tpiedge.model.template import ADDITIONAL_TEMPLATES, MAX_TEMPLATE_BYTES, ChatTemplate
 from tpiedge.pack.export import export_safetensors
 from tpiedge.pack.layout import Storage
@@ -209,12 +209,13 @@ def import_gguf(
 def unpack(model_name: str, out: Path, cache: Path | None) -> None:
     path = the_pack_of(model_name, cache)
     found = Pack.open(path)
+    config = config_of_pack(found)
     files = export_safetensors(found, out)
     if found.precision.quantised:
         click.echo(
             "note: quantised matrices are exported in f32, as the numbers that they stand for", err=True
         )
-    if unused := [*unused_keys(ModelConfig.from_json(found.config))]:
+    if unused := [*unused_keys(config)]:
         shown = f"{unused[0]} to {unused[-1]}"
         click.echo(f"note: no layer uses {shown}: a checkpoint may have them, but no pack", err=True)
     text = path / TEXT_FOLDER

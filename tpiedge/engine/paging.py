@@ -1,11 +1,12 @@
-"""Publishes the pages of sequences, and orders nodes to leave pages on their disks and to bring them. Pure.
+"""Publishes the pages of sequences, and orders nodes to leave pages on disk and to bring them. Pure.
 
 1. An order holds its pages until all nodes have answered it.
 2. No name is in two outstanding orders.
-3. An order to leave has at most `_LEFT_PAGES` pages. Orders in advance hold at most half of all pages.
-4. Only full pages of requests that allow it are kept. Other pages are parked.
-5. A page that could not be brought counts as absent until it is left again.
-6. A page's time is the median of the latest orders. It is forgotten after `_REFUSALS` refusals.
+3. An order to leave has at most `_LEFT_PAGES` pages. Those in advance hold at most half of all pages, and wait for late
+   ones.
+4. Only full pages of requests that allow it are kept. Others are parked.
+5. A page that could not be brought is absent until it is left again.
+6. A page's time is the median of the latest orders, and is forgotten after `_REFUSALS` refusals.
 7. Pages on disk count as used later than those that follow.
 """
 
@@ -25,7 +26,7 @@ from tpiedge.wire.fields import MAX_ARRAY, MAX_NAMED_PAGES
 LATE_S: Final = 10.0
 _LEFT_PAGES: Final = 16
 _MEASURED: Final = 7
-_REFUSALS: Final = 16  # a disk may get faster
+_REFUSALS: Final = 16
 _MOST_ABSENT: Final = 4096
 
 
@@ -198,7 +199,7 @@ class Paging:
 
     def take(self) -> tuple[PageOrder, ...]:
         """Returns new orders for one message, each once."""
-        while not self.halting and self._save():
+        while not (self.halting or self._late) and self._save():
             pass  # an order has a limit
         taken: list[PageOrder] = []
         room = MAX_NAMED_PAGES

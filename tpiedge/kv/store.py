@@ -89,8 +89,8 @@ class PageStore:
         self._used_ns = 0
         with contextlib.suppress(OSError):  # nothing was left here before
             self._scan()
-        if not durable and not self._is_own(seal):
-            self.clear()
+        if not durable:
+            self._end_other_keys(seal)
         self.limit(limit_bytes)
 
     def __contains__(self, name: bytes) -> bool:
@@ -192,16 +192,19 @@ class PageStore:
             self._add(file)
             self._used_ns = used_ns
 
-    def _is_own(self, seal: bytes) -> bool:
-        """Whether the latest pages have this key. A file beside the folder remembers the key by its hash."""
+    def _end_other_keys(self, seal: bytes) -> None:
+        """Deletes pages of another key. A file beside the folder has the latest key's hash."""
         mark, own = self.folder.with_suffix(".key"), hashlib.blake2b(seal, digest_size=16).digest()
         with contextlib.suppress(OSError):
-            if mark.read_bytes() == own:
-                return True
+            stat = mark.lstat()  # a link may lead anywhere, and a pipe never ends
+            if S_ISREG(stat.st_mode) and stat.st_size == len(own) and mark.read_bytes() == own:
+                return
+        self.clear()
         with contextlib.suppress(OSError):
             mark.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            mark.write_bytes(own)
-        return False
+            mark.unlink(missing_ok=True)
+            with mark.open("xb") as file:
+                file.write(own)
 
     def _read(self, file: _PageFile, head: int, into: NDArray[np.uint8]) -> bool:
         flat, path = _flat(into), self.folder / file.file_name

@@ -88,7 +88,7 @@ class StackedTensor(NamedTuple):
 
 def stack_source(source: str) -> StackedTensor | None:
     """Parses the source of an item. Returns None for other sources."""
-    found = re.fullmatch(r"([^[]+)\[(\d+|{})\]", source)
+    found = re.fullmatch(r"([^[]+)\[(\d{1,4}|{})\]", source)
     return StackedTensor(*found.groups()) if found else None
 
 
@@ -119,7 +119,7 @@ class Columns(NamedTuple):
         return (rows, self.step * cols) if self.item is None else (experts, cols, self.step * rows)
 
 
-_COLUMNS: Final = re.compile(r"([^[]+)\[(?:(\d+),:,(\d)::(\d)\]\.T|:,(\d)::(\d)\])")
+_COLUMNS: Final = re.compile(r"([^[]+)\[(?:(\d{1,4}),:,(\d)::([1-9])\]\.T|:,(\d)::([1-9])\])")
 
 
 def columns_source(source: str) -> Columns | None:

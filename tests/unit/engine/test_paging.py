@@ -498,6 +498,23 @@ def test_leaving_in_advance_holds_at_most_half_of_all_pages() -> None:
     )
 
 
+def test_nothing_is_left_in_advance_while_an_order_is_late() -> None:
+    pool = PagePool(10, 1, KEYS)
+    paging = Paging(pool, Disk(lambda _: False, keep=False, park=True))
+    ids = [*range(4)]
+    one = RunningSequence(GenerationRequest("r", tuple(ids), 1), ids, 10**6, done=2)
+    one.pages = [pool.allocate() for _ in ids]
+    paging.publish(one)
+    [late] = paging.take()
+    paging.give_up(paging.under_way(late.number))
+    one.done = len(ids)
+    paging.publish(one)
+    assert paging.take() == (), "it would hold more pages while the disk hangs"
+    paging.answered(late.number, 2, 1.0)
+    [order] = paging.take()
+    assert [*order.pages] == one.pages[2:]
+
+
 def test_disk_is_not_used_where_computing_is_faster_and_is_tried_again() -> None:
     cluster = Cluster(TWO)
     cluster.engine.batcher.cost = cost_of((1, 0.001), (64, 0.01))

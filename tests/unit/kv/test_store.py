@@ -380,6 +380,31 @@ def test_pages_that_are_not_durable_end_with_their_key(folder: Path) -> None:
     assert SEAL not in (folder.parent / f"{folder.name}.key").read_bytes()
 
 
+@pytest.mark.parametrize("kind", ["link", "pipe", "large"])
+def test_strange_file_in_place_of_the_key_is_neither_read_nor_followed(folder: Path, kind: str) -> None:
+    mark, other = folder.parent / f"{folder.name}.key", folder.parent / "other"
+    other.write_bytes(b"of another program")
+    if kind == "link":
+        mark.symlink_to(other)
+    elif kind == "pipe":
+        os.mkfifo(mark)
+    else:
+        with mark.open("wb") as file:
+            file.truncate(1 << 43)
+    for count in range(2):
+        store = PageStore(folder, MUCH, SEAL, durable=False)
+        assert store.count == count
+        leave(store, count)
+    assert other.read_bytes() == b"of another program"
+
+
+def test_key_is_remembered_after_the_pages_of_another_one_are_deleted(folder: Path) -> None:
+    leave(PageStore(folder, MUCH, SEAL, durable=False), 1)
+    with mock.patch.object(PageStore, "clear", side_effect=Killed), pytest.raises(Killed):
+        PageStore(folder, MUCH, b"t" * 32, durable=False)
+    assert PageStore(folder, MUCH, b"t" * 32, durable=False).count == 0
+
+
 def test_cleared_store_is_empty(folder: Path, store: PageStore) -> None:
     leave(store, 1)
     leave(store, 2)

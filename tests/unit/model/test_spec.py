@@ -11,7 +11,7 @@ from tpiedge.lab.random_weights import RandomSource
 from tpiedge.model.config import ModelConfig
 from tpiedge.model.spec import config_of_pack, model_spec
 from tpiedge.pack.reader import Pack
-from tpiedge.pack.specs import Precision, stack_source, whole_source
+from tpiedge.pack.specs import Precision, columns_source, stack_source, whole_source
 from tpiedge.pack.writer import write_pack
 
 GEMMA4: dict[str, Any] = {
@@ -73,3 +73,9 @@ def test_pack_matrices_must_match_its_config(
         return
     with pytest.raises(UserError, match="not those of its model config: pack again"):
         config_of_pack(pack)
+
+
+def test_sources_of_a_hostile_pack_name_no_part_of_a_tensor() -> None:
+    number = "1" * 5000  # int() refuses it
+    for source in ("x[0,:,0::0].T", "x[:,0::0]", f"x[{number},:,0::2].T", f"x[{number}]"):
+        assert columns_source(source) is stack_source(source) is None
