@@ -56,6 +56,7 @@ OTHERS = {
     "nemesis": "test: tests/process/serving/test_nemesis_tool.py",
     "photograph_page": "a browser, and a master that runs",
     "plot_network": "test: tests/unit/tools/test_plot_network.py",
+    "predict_speed": "test: tests/unit/tools/test_predict_speed.py",
     "record_acceptance": "a network: the model is the one that fetch_model fetches",
     "record_clients": "a network: the clients are installed",
     "streaming": "part: converse",

@@ -280,7 +280,7 @@ def test_cluster_json_keeps_its_field_names() -> None:
         (
             found["totals"],
             "running queued tokens_per_s drafted accepted kv_pages kv_pages_used finished failed cancelled refused "
-            "prompt_tokens cached_tokens brought_tokens tokens resumed paused_s cut",
+            "prompt_tokens cached_tokens brought_tokens tokens resumed travelled brought paused_s cut",
         ),
         (
             machine,

@@ -127,7 +127,8 @@ def test_given_inputs_take_the_place_of_up(engine: str, bits: int, activation: A
         fused = FusedFFN(None, 0, matrices, linear.pool, grid, (bias, None), activation)
         for tokens in (0, 1, 5):
             x, inputs = torch.randn(tokens, HIDDEN), all_inputs[:tokens, INNER : 2 * INNER]
-            inner = activate(linear.project(x, gate.matrix) + bias, None, activation, linear.pool) * inputs
+            own = linear.project(x, gate.matrix) + bias
+            inner = activate(own, inputs.contiguous(), activation, linear.pool)
             found = fused.run(x, inputs)
             assert found.dtype is (torch.int64 if of == "wide" and tokens else torch.int32)
             assert torch.equal(found, linear.contract(inner, down.matrix, grid))
