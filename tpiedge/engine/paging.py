@@ -1,4 +1,4 @@
-"""Publishes the pages of sequences, and orders nodes to leave pages on disk and to bring them. Pure.
+"""Publishes pages of sequences, and orders nodes to leave pages on disk and to bring them. Pure.
 
 1. An order holds its pages until all nodes have answered it.
 2. No name is in two outstanding orders.
