@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tpiedge.kernels.kv_pages import PageLayout, Span, Spans
-from tpiedge.kernels.library import NO_WINDOW, Pool, check_f32
+from tpiedge.kernels.library import NO_WINDOW, Pool, address, check_f32
 from tpiedge.kernels.shared_library import MAX_HEAD_WIDTH
 
 Numbers = tuple[int, float, float]  # the window, scale and cap that native code takes
@@ -54,8 +54,7 @@ def attention_pages(
         q_TNd = q_TNd.contiguous()
         both = q_TNd.data_ptr(), out_TNd.data_ptr()
         of_spans = layout.packed, spans.packed, len(spans)
-        sinks = 0 if sinks_N is None else sinks_N.data_ptr()
-        pool.call("tpiedge_attention", *both, *of_spans, head_start, heads, *numbers, sinks)
+        pool.call("tpiedge_attention", *both, *of_spans, head_start, heads, *numbers, address(sinks_N))
         return out_TNd
     for rows, span in spans:
         seen = 0 if window is None else max(0, span.start + 1 - window)

@@ -18,7 +18,15 @@ from tpiedge.kernels.experts import FusedExperts
 from tpiedge.kernels.ffn import NORMED_BYTES, SCRATCH_BYTES, FusedFFN, check_inputs
 from tpiedge.kernels.grid import PLAIN_END, BlockEnd, Grid, sums_of
 from tpiedge.kernels.kv_pages import PageLayout, Spans
-from tpiedge.kernels.library import F32_BYTES, NO_PANELS, Pool, check_f32, pack_panels, pack_row_parallel
+from tpiedge.kernels.library import (
+    F32_BYTES,
+    NO_PANELS,
+    Pool,
+    address,
+    check_f32,
+    pack_panels,
+    pack_row_parallel,
+)
 from tpiedge.kernels.linear import check_weight
 from tpiedge.kernels.panel_matrix import PanelMatrix
 from tpiedge.kernels.shared_library import MAX_HEAD_WIDTH
@@ -89,13 +97,8 @@ class FusedAttention:
                 NO_PANELS * (3 - len(projections)),
                 pack_row_parallel(o, grid.exponent, grid.most),
                 _BLOCK.pack(
-                    *(
-                        len(projections),
-                        q.cols,
-                        _data(norm_H),
-                        o.rows // width,
-                        *map(_data, (*norms, sinks_n)),
-                    ),
+                    *(len(projections), q.cols, address(norm_H), o.rows // width),
+                    *map(address, (*norms, sinks_n)),
                     *(own_heads is not None, *(own_heads or (0, 0)), self.rotated),
                 ),
                 layout.packed,
@@ -189,7 +192,7 @@ class FusedLayers:
                     raise ValueError(f"a block of {len(parts)} sums has an end of {end.sums}")
                 addresses = [0] * len(_KINDS)
                 for one in parts:
-                    addresses[_KINDS.index(type(one))] = _address(one.packed)
+                    addresses[_KINDS.index(type(one))] = _bytes_address(one.packed)
                 first = number if isinstance(parts[0], FusedAttention) else self.inputs
                 self._packed += _PANEL_BLOCK.pack(*addresses, first) + end.packed
                 self.inputs += sum(one.inputs for one in parts if isinstance(one, FusedFFN))
@@ -256,9 +259,5 @@ def _check_matrices(matrices: Projections, layout: PageLayout, first: tuple[int,
         )
 
 
-def _data(x: Tensor | None) -> int:
-    return 0 if x is None else x.data_ptr()
-
-
-def _address(data: bytes) -> int:
+def _bytes_address(data: bytes) -> int:
     return ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value or 0

@@ -24,6 +24,7 @@ from tpiedge.kernels.library import (
     F32_BYTES,
     NATIVE_TOKENS,
     Pool,
+    address,
     check_f32,
     pack_panels,
     pack_row_parallel,
@@ -62,7 +63,7 @@ class Router(NamedTuple):
     @property
     def packed(self) -> bytes:
         """The bytes of Router in native/interface.h."""
-        vectors = map(_address, (self.bias_E, self.norm_H, self.scale_E))
+        vectors = map(address, (self.bias_E, self.norm_H, self.scale_E))
         experts = len(self.weights_EH)
         return _ROUTER.pack(self.weights_EH.data_ptr(), experts, self.chosen, self.normalised, *vectors)
 
@@ -230,7 +231,7 @@ class FusedExperts:
             b"".join((pack_panels(gate), pack_panels(up), pack_row_parallel(down, grid.exponent, grid.most)))
             + router.packed
             + _REST.pack(
-                expert_nbytes, *map(_address, biases or (None,) * 3), _address(norm_H), eps, activation.number
+                expert_nbytes, *map(address, biases or (None,) * 3), address(norm_H), eps, activation.number
             )
         )
         self._pool, self._chosen = pool, router.chosen
@@ -260,10 +261,6 @@ class FusedExperts:
             )
 
         return Mixed(sums_of((len(x_TH), self.outputs), compute), chosen_Tk)
-
-
-def _address(x: Tensor | None) -> int:
-    return 0 if x is None else x.data_ptr()
 
 
 def normed(x_TH: Tensor, norm_H: Tensor | None, eps: float, pool: Pool | None) -> Tensor:

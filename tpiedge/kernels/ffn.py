@@ -18,6 +18,7 @@ from tpiedge.kernels.library import (
     NO_MATRIX,
     NO_PANELS,
     Pool,
+    address,
     check_f32,
     pack_inputs,
     pack_matrix,
@@ -115,7 +116,7 @@ def _few(
         + pack_matrix(down_FO, y_TO.data_ptr(), rows)
     )
     rounds = linear.arithmetic is Arithmetic.BF16
-    of_x = x_TH.data_ptr(), tokens, hidden, _address(norm_H)
+    of_x = x_TH.data_ptr(), tokens, hidden, address(norm_H)
     pool.call("tpiedge_ffn", *of_x, eps, rounds, packed, activation.number, cols, scratch.data_ptr())
     return y_TO
 
@@ -153,7 +154,7 @@ class FusedFFN:
                 for w, bias_F in zip(inner, biases, strict=True)
             )
             + pack_row_parallel(down, grid.exponent, grid.most)
-            + _REST.pack(_address(norm_H), eps, activation.number)
+            + _REST.pack(address(norm_H), eps, activation.number)
         )
         self._pool = pool
         self._kept = matrices, biases, norm_H  # their addresses are packed
@@ -200,10 +201,6 @@ def check_inputs(inputs_TC: Tensor | None, tokens: int, columns: int) -> tuple[i
     if inputs_TC.stride(1) != 1:
         raise ValueError(f"inputs have strides {inputs_TC.stride()}")
     return inputs_TC.data_ptr(), inputs_TC.stride(0)
-
-
-def _address(norm_H: Tensor | None) -> int:
-    return 0 if norm_H is None else norm_H.data_ptr()
 
 
 def check_ffn(norm_H: Tensor | None, matrices: Matrices) -> int:

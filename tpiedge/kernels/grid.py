@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from tpiedge.kernels.elementwise import rms_norm
-from tpiedge.kernels.library import Pool, check_f32
+from tpiedge.kernels.library import Pool, address, check_f32
 
 NOT_A_NUMBER: Final = -(1 << 63)  # a sum with a part that is NaN or out of range
 MOST_OF_A_PART: Final = 1 << 46
@@ -77,10 +77,7 @@ class BlockEnd:
     @cached_property
     def packed(self) -> bytes:
         """The bytes of BlockEnd in native/interface.h."""
-        bias, norm, *parts = (
-            0 if x_H is None else x_H.data_ptr()
-            for x_H in (self.bias_H, self.norm_H, *(self.parts or (None, None)))
-        )
+        bias, norm, *parts = map(address, (self.bias_H, self.norm_H, *(self.parts or (None, None))))
         return _END.pack(bias, norm, self.eps, self.factor, self.scale, *parts)
 
     def check(self, width: int) -> None:
@@ -113,9 +110,8 @@ def add_sums(
     if pool is not None:
         scratch = None if end.norm_H is None and end.parts is None else torch.empty(sums_TH.shape)
         exponent, kind = (0, 2) if grid is None else (grid.exponent, kinds.index(sums_TH.dtype))
-        room = 0 if scratch is None else scratch.data_ptr()
         of_sums = sums_TH.data_ptr(), *x_TH.shape, exponent, kind
-        pool.call("tpiedge_add_sums", x_TH.data_ptr(), *of_sums, end.packed, room)
+        pool.call("tpiedge_add_sums", x_TH.data_ptr(), *of_sums, end.packed, address(scratch))
         return
     y_TH = sums_TH if grid is None else widened(sums_TH, grid)
     if end.parts is not None:

@@ -81,13 +81,17 @@ def pack_inputs(inputs_TF: Tensor) -> bytes:
     return _WEIGHT.pack(0, inputs_TF.data_ptr(), False, inputs_TF.stride(0), inputs_TF.shape[1])
 
 
+def address(x: Tensor | None) -> int:
+    """Returns where a tensor's numbers lie, or 0."""
+    return 0 if x is None else x.data_ptr()
+
+
 def pack_panels(
     w: PanelMatrix, y: int = 0, bias_R: Tensor | None = None, y_stride: int | None = None
 ) -> bytes:
     """Packs a column-parallel matrix. `y`: the address of its products. `y_stride`: the number of floats from one row
     of products to the next. `bias_R`: contiguous f32 that must not move."""
-    bias = 0 if bias_R is None else bias_R.data_ptr()
-    return _packed(w, y, bias, 0, 0, w.rows if y_stride is None else y_stride)
+    return _packed(w, y, address(bias_R), 0, 0, w.rows if y_stride is None else y_stride)
 
 
 def pack_row_parallel(w: PanelMatrix, exponent: int, most: int, y: int = 0) -> bytes:
