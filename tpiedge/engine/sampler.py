@@ -69,7 +69,7 @@ class Sampler:
     def sample(self, logits_V: "Tensor", allowed: TokenMask | None = None) -> Sampled:
         """Draws the next token from f32 logits [V]. `allowed` None allows all tokens. Raises InternalError,
         GrammarRefused."""
-        raw_V = self._checked(logits_V)
+        raw_V, likeliest = self._checked(logits_V)
         scores_V = self._adjusted(raw_V)
         if allowed is not None:
             bits_V = np.unpackbits(allowed, count=self._vocab_size, bitorder="little").view(np.bool_)
@@ -79,24 +79,25 @@ class Sampler:
                     f"the grammar allows none of the model's tokens at position {self._position}: give another one"
                 )
         if self._sampling.temperature == 0:
-            token = int(scores_V.argmax())  # numpy promises the first of equals
+            token = likeliest if scores_V is raw_V else int(scores_V.argmax())  # the first of equals
         else:
             token = draw(scores_V, self._filters, uniform(self._sampling.seed, self._position))
         return Sampled(token, _logprobs(raw_V, self._sampling.logprobs, token))
 
-    def _checked(self, logits_V: "Tensor") -> _F32:
+    def _checked(self, logits_V: "Tensor") -> tuple[_F32, int]:
         raw_V: _F32 = np.ascontiguousarray(logits_V.detach().cpu().numpy(), dtype=np.float32)
         if raw_V.shape != (self._vocab_size,):
             raise InternalError(
                 f"logits of shape {raw_V.shape} for a vocabulary of {self._vocab_size}: report it"
             )
-        best = float(raw_V.max())  # NaN wins every maximum
+        likeliest = int(raw_V.argmax())  # NaN wins every maximum
+        best = float(raw_V[likeliest])
         if not math.isfinite(best):
             raise InternalError(
                 f"the model's largest logit at position {self._position} is {best}: "
                 "check the model's files, and report it if they are sound"
             )
-        return raw_V
+        return raw_V, likeliest
 
     def _adjusted(self, raw_V: _F32) -> _F32:
         if not len(self._bias_ids) and self._seen is None and self._answered is None:

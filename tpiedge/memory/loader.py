@@ -82,14 +82,17 @@ class PieceLoader:
         else:
             self._own.discard(self._offsets[piece], self._sweep.pieces[piece].nbytes)
 
-    def stored(self, piece: int, offset: int | None) -> "Weight | StoredExperts":
-        """Returns a view of a piece at `offset` of the ring (None: in the piece's own place)."""
-        held = self._sweep.pieces[piece]
+    def stored(self, piece: int, offset: int | None, pieces: int = 1) -> "Weight | StoredExperts":
+        """Returns a view of a piece at `offset` of the ring (None: in the piece's own place), and of the pieces that
+        follow it there in the same matrix."""
+        held, last = self._sweep.pieces[piece], self._sweep.pieces[piece + pieces - 1]
         arena, at = self._place(piece, offset)
-        stored, part = arena.bytes(at, held.nbytes), self._pack.layout(held.key).part(held.matrix)
+        nbytes = self._offsets[piece + pieces] - self._offsets[piece]
+        stored, part = arena.bytes(at, nbytes), self._pack.layout(held.key).part(held.matrix)
+        units = Share(held.units.start, last.units.stop)
         if isinstance(part, ExpertsLayout):
-            return StoredExperts(stored, part, held.units)
-        return stored_matrix(stored, part, held.units)
+            return StoredExperts(stored, part, units)
+        return stored_matrix(stored, part, units)
 
     def close(self) -> None:
         """Ends the reads. Idempotent. Tensors keep the memory alive."""

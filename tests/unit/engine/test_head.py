@@ -36,6 +36,9 @@ class Tiles:
         self.passes += 1
         return ((first, self.tile(first)) for first in range(0, VOCABULARY, TILE))
 
+    def head(self) -> None:
+        """As if the tiles were streamed."""
+
     def tile(self, first: int) -> Weight:
         rows = self.weight[first : first + TILE]
         if self.bits is None:

@@ -1,6 +1,7 @@
 """Checkpoints as the GPTQ and AWQ libraries write them, from codes, zero points and scales."""
 
 import json
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,13 @@ import numpy as np
 from safetensors import torch as safetensors_torch
 from safetensors.numpy import save_file
 
+from tpiedge.model.checkpoint import Checkpoint
+from tpiedge.model.spec import model_spec
 from tpiedge.pack.export import export_safetensors
 from tpiedge.pack.reader import Pack
+from tpiedge.pack.source import TensorSource
+from tpiedge.pack.specs import Precision
+from tpiedge.pack.writer import write_pack
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -164,8 +170,14 @@ class Int4Checkpoint:
         )
 
 
-def exported(pack: Path, out: Path) -> dict[str, Array]:
-    """Returns the tensors that `unpack` writes of a pack, as f32."""
-    export_safetensors(Pack.open(pack), out)
-    tensors = safetensors_torch.load_file(out / "model.safetensors")
-    return {name: tensor.float().numpy() for name, tensor in tensors.items()}
+def packed(folder: Path, precision: Precision | None = None) -> tuple[Pack, dict[str, Array]]:
+    """Returns the pack of a checkpoint, and the tensors that `unpack` writes of it, as f32."""
+    checkpoint = Checkpoint.open(folder)
+    spec = model_spec(checkpoint.config)
+    checkpoint.check(spec)
+    with closing(TensorSource(checkpoint.tensors)) as source:
+        write_pack(spec, source, checkpoint.storage(precision), folder / "pack")
+    pack = Pack.open(folder / "pack")
+    export_safetensors(pack, folder / "back")
+    tensors = safetensors_torch.load_file(folder / "back" / "model.safetensors")
+    return pack, {name: tensor.float().numpy() for name, tensor in tensors.items()}

@@ -1,8 +1,6 @@
 """gpt-oss: its config, its checkpoints in plain numbers and in MXFP4, and their packs."""
 
 import json
-from collections.abc import Mapping
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +9,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from tests.unit.model.gguf_files import TinyGguf, dequantised
-from tests.unit.model.int4_files import exported
-from tests.unit.model.mxfp4_files import Array, GptOssCheckpoint
+from tests.unit.model.int4_files import packed
+from tests.unit.model.mxfp4_files import GptOssCheckpoint
 from tests.unit.model.test_gguf import losses
 from tests.unit.model.test_gguf import packed as packed_gguf
 from tpiedge.errors import UserError
@@ -25,21 +23,8 @@ from tpiedge.model.quantisation import rounded_matrices
 from tpiedge.model.spec import config_of_pack, model_spec
 from tpiedge.pack.panel_writer import load_quality
 from tpiedge.pack.quantised import tensor_from_json
-from tpiedge.pack.reader import Pack
-from tpiedge.pack.source import TensorSource, tensor_to_json
+from tpiedge.pack.source import tensor_to_json
 from tpiedge.pack.specs import Precision
-from tpiedge.pack.writer import write_pack
-
-
-def packed(folder: Path, precision: Precision | None = None) -> tuple[Pack, Mapping[str, Array]]:
-    """Returns the pack, and its numbers as `unpack` gives them back."""
-    checkpoint = Checkpoint.open(folder)
-    spec = model_spec(checkpoint.config)
-    checkpoint.check(spec)
-    with closing(TensorSource(checkpoint.tensors)) as source:
-        write_pack(spec, source, checkpoint.storage(precision), folder / "pack")
-    pack = Pack.open(folder / "pack")
-    return pack, exported(pack.path, folder / "back")
 
 
 def test_layers_are_those_of_transformers() -> None:

@@ -8,28 +8,15 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from tests.unit.model.int4_files import Int4Checkpoint, exported
+from tests.unit.model.int4_files import Int4Checkpoint, packed
 from tpiedge.errors import UserError
 from tpiedge.model.checkpoint import Checkpoint
 from tpiedge.model.spec import model_spec
 from tpiedge.pack.layout import Storage
-from tpiedge.pack.reader import Pack
 from tpiedge.pack.source import TensorSource
 from tpiedge.pack.specs import Precision
-from tpiedge.pack.writer import write_pack
 
 Array = np.ndarray[Any, np.dtype[Any]]
-
-
-def packed(folder: Path, precision: Precision | None = None) -> tuple[Pack, Mapping[str, Array]]:
-    checkpoint = Checkpoint.open(folder)
-    assert checkpoint.quantisation is not None
-    spec = model_spec(checkpoint.config)
-    checkpoint.check(spec)
-    with closing(TensorSource(checkpoint.tensors)) as source:
-        write_pack(spec, source, checkpoint.storage(precision), folder / "pack")
-    pack = Pack.open(folder / "pack")
-    return pack, exported(pack.path, folder / "back")
 
 
 def assert_layers(back: Mapping[str, Array], numbers: Mapping[str, Array], matrices: int = 7) -> None:
