@@ -1,6 +1,6 @@
 """Measure what speculation gains: recorded answers, replayed with drafts and without.
 
-    .venv/bin/python tools/bench_speculation.py PACK [--cases resident,streaming,link-1ms,link-5ms] [--repeats 5]
+    .venv/bin/python -m tools.bench_speculation PACK [--cases resident,streaming,link-1ms,link-5ms] [--repeats 5]
 
 PACK may have random weights: `tpiedge pack --random tinyllama --precision q4 --out PACK`. Steps are computed as in a
 cluster; then the drawn token is replaced by that of tools/traces (tools/record_acceptance.py). Cases: all weights in

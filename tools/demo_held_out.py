@@ -5,6 +5,7 @@ two of them. Stories alone: there are too few of the corpus's shorter texts for 
 model has not learnt what a user says.
 """
 
+import argparse
 import itertools
 import random
 import sys
@@ -26,12 +27,11 @@ def stories() -> Iterator[str]:
 
 
 def main() -> int:
-    """Writes the file named on the command line."""
-    if len(sys.argv) != 2:
-        print(__doc__, file=sys.stderr)
-        return 2
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("file", type=Path)
+    file: Path = parser.parse_args().file
     text = "\f".join(itertools.islice(stories(), DOCUMENTS))
-    Path(sys.argv[1]).write_text(text, encoding="utf-8")
+    file.write_text(text, encoding="utf-8")
     return 0
 
 

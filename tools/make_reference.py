@@ -5,6 +5,7 @@ python -m tools.make_reference          # writes the files
 python -m tools.make_reference --check  # status 1 if one is not current
 """
 
+import argparse
 import ast
 import re
 import sys
@@ -70,8 +71,12 @@ flowchart LR
 
 
 def main() -> int:
-    found = documents()
-    if "--check" in sys.argv[1:]:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--check", action="store_true", help="status 1 where a document is not what it would be"
+    )
+    checks, found = parser.parse_args().check, documents()
+    if checks:
         return int(any(path.read_text() != text for path, text in found.items()))
     for path, text in found.items():
         path.write_text(text)

@@ -1,6 +1,6 @@
 """Record answers of a small real model, as patterns of repeats that benchmarks of speculation replay.
 
-    .venv/bin/python tools/record_acceptance.py MODEL [--out tools/traces]
+    .venv/bin/python -m tools.record_acceptance MODEL [--out tools/traces]
 
 MODEL is that of `tools/fetch_model.py`. Two greedy answers: "rewrite" copies a text of 145 words, with "painter"
 forced for "keeper", which so small a model forgets; "story" has a repetition penalty and copies nothing. A trace is

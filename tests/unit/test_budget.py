@@ -66,8 +66,8 @@ SIZES: Final[Mapping[str, tuple[int, int]]] = {
     # And for experts: tiny mixtures beside transformers, packs, memory, plans and GGUF files of them.
     # And for answers in Harmony's format, in tokens, templates, grammars and every API.
     # And for preambles, the order of use and the space of pages on disk.
-    # And for gpt-oss and Gemma 4 with experts, and nodes that choose other experts.
-    "tests": (74480, 566),
+    # And for gpt-oss and Gemma 4 with experts, and nodes that choose other experts. And for how tools are run.
+    "tests": (74490, 566),
     # Raised for the check of words in docstrings and comments, and for diagrams that are made from the code.
     # And for `make setup` and `make uninstall`, which run on the bare interpreter.
     # And for docs/files.md, a Q4_K_M file for llama.cpp and tpiedge, and agreement with its logits.
@@ -128,7 +128,7 @@ SIZES: Final[Mapping[str, tuple[int, int]]] = {
     # Raised for FFNs that take inputs in place of up.
     # Raised for routers and experts.
     # And for biases and norms of routers, two sums of a block, and sinks.
-    "tpiedge.kernels": (2770, 17),
+    "tpiedge.kernels": (2760, 17),
     # Raised for caches of unlike layers.
     # And for sealed pages on disk.
     # And for counting and deleting page files.
@@ -151,8 +151,8 @@ SIZES: Final[Mapping[str, tuple[int, int]]] = {
     "tpiedge.master": (4310, 23),
     # Raised for matrices that every node has whole.
     # And for the queue of weights and KV pages, whose order is a pure file of its own.
-    # And for experts, which are always pinned.
-    "tpiedge.memory": (1460, 10),
+    # And for experts, which are always pinned. And for an LM head that is one matrix.
+    "tpiedge.memory": (1470, 10),
     # Raised for GGUF files of the hub, split ones too, and the names that people know.
     # And for what of a checkpoint can be kept as it is.
     # Raised for a file of each family, with its shapes and its names in GGUF files.
@@ -231,7 +231,7 @@ COUNTS: Final[Mapping[str, int]] = {
     # And for answers in Harmony's format.
     # And for the order and space of pages on disk.
     # And for gpt-oss and Gemma 4 with experts.
-    "words of docstrings": 47710,
+    "words of docstrings": 47730,
 }
 
 

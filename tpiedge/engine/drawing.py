@@ -48,7 +48,7 @@ class Head:
         h_MH = self.states(x_MH)
         rows = NATIVE_TOKENS if apart else max(1, len(h_MH))
         logits_MV = torch.empty(len(h_MH), self._config.vocab_size) if room is None else room
-        whole = self._weights.head()
+        whole = None if apart else self._weights.head
         for first, tile_RH in self._weights.head_tiles() if whole is None else ((0, whole),):
             for row in range(0, len(h_MH), rows):
                 logits_MR = logits_MV[row : row + rows, first : first + tile_RH.shape[0]]

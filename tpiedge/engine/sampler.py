@@ -91,10 +91,9 @@ class Sampler:
                 f"logits of shape {raw_V.shape} for a vocabulary of {self._vocab_size}: report it"
             )
         likeliest = int(raw_V.argmax())  # NaN wins every maximum
-        best = float(raw_V[likeliest])
-        if not math.isfinite(best):
+        if not math.isfinite(raw_V[likeliest]):
             raise InternalError(
-                f"the model's largest logit at position {self._position} is {best}: "
+                f"the model's largest logit at position {self._position} is {raw_V[likeliest]}: "
                 "check the model's files, and report it if they are sound"
             )
         return raw_V, likeliest

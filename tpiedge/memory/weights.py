@@ -66,9 +66,10 @@ class NodeWeights:
         self._scheduler: Scheduler | None = None  # until the weights are closed
         #: Only rank 0 has the vectors of "head" and "embedding".
         self.vectors: dict[BlobKey, Mapping[str, torch.Tensor]] = {}
+        #: The LM head [V, H] of rank 0 if it is quantised and stays in memory: one product in place of its tiles'.
+        self.head: PanelMatrix | None = None
         self._own: dict[int, Weight | StoredExperts] = {}
         self._kept: dict[Block, BlockWeights] = {}
-        self._head: PanelMatrix | None = None
         try:
             self._read_ahead(rank0, direct, progress)
         except BaseException:
@@ -124,10 +125,6 @@ class NodeWeights:
         """Returns a matrix that the node has whole. Only rank 0 has those of the embedding's blob."""
         return self._whole[key][name]
 
-    def head(self) -> PanelMatrix | None:
-        """Returns the LM head [V, H] if it is quantised and stays in memory: one product for all tiles. Rank 0 only."""
-        return self._head
-
     def head_tiles(self) -> Iterator[tuple[int, Weight]]:
         """Yields (first vocabulary row, rows [R, H]) of each head tile, valid until the next tile. Rank 0 only."""
         key, name = self._pack.head_matrix
@@ -159,7 +156,7 @@ class NodeWeights:
             table.close()
         self._tables.clear()
         self._kept.clear()
-        self._head = None
+        self.head = None
         self._own.clear()
 
     def _read_ahead(self, rank0: bool, direct: bool, progress: Callable[[int, int], None] | None) -> None:
@@ -181,7 +178,7 @@ class NodeWeights:
                 self._kept[block] = self._weights_of(block, [None] * len(pieces), loader)
             if tiles := self.sweep.head_tiles:
                 head = loader.stored(self.sweep.first_piece[tiles[0]], None, len(tiles))
-                self._head = head if isinstance(head, PanelMatrix) else None
+                self.head = head if isinstance(head, PanelMatrix) else None
         if rank0:
             for matrix in self._pack.spec.embedding.matrices:
                 if matrix.name not in self._whole["embedding"]:

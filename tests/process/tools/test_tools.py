@@ -1,6 +1,7 @@
 """Every tool runs: in its shortest form, or, where that takes other software, a network or minutes, up to --help."""
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -113,6 +114,17 @@ def test_tool_run_elsewhere_is_named_in_that_file(name: str) -> None:
     kind, _, where = OTHERS[name].partition(": ")
     path = ROOT / where if kind == "test" else TOOLS / f"{where}.py"
     assert name in path.read_text()
+
+
+@pytest.mark.thin
+@pytest.mark.parametrize("name", tools())
+def test_tool_said_to_run_by_its_path_finds_its_packages(name: str) -> None:
+    """Run by its path, a tool's own folder is on sys.path and that of the packages is not."""
+    text = next(
+        path for path in (TOOLS / f"{name}.py", TOOLS / name / "__main__.py") if path.exists()
+    ).read_text()
+    needs = re.search(r"^(from|import) (tests|tools)\b", text, re.MULTILINE)
+    assert f"python tools/{name}.py" not in text or not needs or "sys.path.insert" in text
 
 
 def test_tools_not_run_here_print_their_help() -> None:

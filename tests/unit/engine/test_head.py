@@ -26,6 +26,8 @@ LIKELIEST = 30  # more than the rows of the last tile
 class Tiles:
     """A head of three tiles, which counts how often it is gone through; quantised where `bits` are given."""
 
+    head = None
+
     def __init__(self, bits: int | None = None) -> None:
         torch.manual_seed(3)
         self.passes = 0
@@ -35,9 +37,6 @@ class Tiles:
     def head_tiles(self) -> Iterator[tuple[int, Weight]]:
         self.passes += 1
         return ((first, self.tile(first)) for first in range(0, VOCABULARY, TILE))
-
-    def head(self) -> None:
-        """As if the tiles were streamed."""
 
     def tile(self, first: int) -> Weight:
         rows = self.weight[first : first + TILE]

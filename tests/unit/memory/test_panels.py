@@ -98,13 +98,13 @@ def test_head_tiles_cover_quantised_head_rows(
             for unit, found in enumerate(units_of(tile)):
                 start = first + 128 * unit
                 assert np.array_equal(found, quantised(rows_OI[start : start + 128], precision.bits))
-        whole = weights.head()
+        whole = weights.head
         assert whole is not None
         assert whole.shape == (VOCABULARY, HIDDEN)
         assert np.array_equal(whole.data_B, torch.cat([cast(PanelMatrix, tile).data_B for _, tile in tiles]))
-    assert weights.head() is None
+    assert weights.head is None
     with loaded(pack, placement=narrow) as weights:
-        assert weights.head() is None
+        assert weights.head is None
 
 
 @pytest.mark.parametrize("precision", QUANTISED)
