@@ -36,7 +36,7 @@ Scored: TypeAlias = tuple[tuple[int, float], ...]
 
 
 class Head:
-    """Computes the final norm and the LM head, tile by tile."""
+    """Computes the final norm and the LM head, in one product if `NodeWeights.head` is there, else tile by tile."""
 
     def __init__(self, config: ModelConfig, weights: NodeWeights, linear: Linear) -> None:
         self._config = config
@@ -48,7 +48,7 @@ class Head:
         h_MH = self.states(x_MH)
         rows = NATIVE_TOKENS if apart else max(1, len(h_MH))
         logits_MV = torch.empty(len(h_MH), self._config.vocab_size) if room is None else room
-        whole = None if apart else self._weights.head
+        whole = None if apart else self._weights.head  # `apart` would read all of it for every few rows
         for first, tile_RH in self._weights.head_tiles() if whole is None else ((0, whole),):
             for row in range(0, len(h_MH), rows):
                 logits_MR = logits_MV[row : row + rows, first : first + tile_RH.shape[0]]
@@ -87,13 +87,16 @@ class Head:
         return rms_norm(x_MH, weight, self._config.rms_norm_eps, self._linear.pool)
 
     def _scale(self, logits_MR: Tensor) -> Tensor:
-        """Applies the model's divisor and soft cap of logits, in place."""
+        """Applies the model's divisor and soft cap of logits, in place, row by row to save memory."""
         factors = self._config.factors
-        if factors.logit_divisor != 1:
-            logits_MR /= factors.logit_divisor
-        if factors.logit_cap:
-            capped_MR = activate(logits_MR / factors.logit_cap, None, Activation.TANH, self._linear.pool)
-            torch.mul(capped_MR, factors.logit_cap, out=logits_MR)
+        for logits_R in logits_MR if factors.logit_divisor != 1 or factors.logit_cap else ():
+            values_R = logits_R.numpy()  # not by torch: see `draw`
+            if factors.logit_divisor != 1:
+                values_R /= factors.logit_divisor
+            if factors.logit_cap:
+                values_R /= factors.logit_cap
+                capped_R = activate(logits_R, None, Activation.TANH, self._linear.pool)
+                np.multiply(capped_R.numpy(), factors.logit_cap, out=values_R)
         return logits_MR
 
     def _of_tile(self, h_MH: Tensor, first: int, tile_RH: Weight) -> Tensor:

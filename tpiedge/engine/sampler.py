@@ -69,7 +69,7 @@ class Sampler:
     def sample(self, logits_V: "Tensor", allowed: TokenMask | None = None) -> Sampled:
         """Draws the next token from f32 logits [V]. `allowed` None allows all tokens. Raises InternalError,
         GrammarRefused."""
-        raw_V, likeliest = self._checked(logits_V)
+        raw_V, best = self._checked(logits_V)
         scores_V = self._adjusted(raw_V)
         if allowed is not None:
             bits_V = np.unpackbits(allowed, count=self._vocab_size, bitorder="little").view(np.bool_)
@@ -79,7 +79,7 @@ class Sampler:
                     f"the grammar allows none of the model's tokens at position {self._position}: give another one"
                 )
         if self._sampling.temperature == 0:
-            token = likeliest if scores_V is raw_V else int(scores_V.argmax())  # the first of equals
+            token = best if scores_V is raw_V else int(scores_V.argmax())  # the first of equals
         else:
             token = draw(scores_V, self._filters, uniform(self._sampling.seed, self._position))
         return Sampled(token, _logprobs(raw_V, self._sampling.logprobs, token))
@@ -90,13 +90,13 @@ class Sampler:
             raise InternalError(
                 f"logits of shape {raw_V.shape} for a vocabulary of {self._vocab_size}: report it"
             )
-        likeliest = int(raw_V.argmax())  # NaN wins every maximum
-        if not math.isfinite(raw_V[likeliest]):
+        best = int(raw_V.argmax())  # NaN wins every maximum
+        if not math.isfinite(raw_V[best]):
             raise InternalError(
-                f"the model's largest logit at position {self._position} is {raw_V[likeliest]}: "
+                f"the model's largest logit at position {self._position} is {raw_V[best]}: "
                 "check the model's files, and report it if they are sound"
             )
-        return raw_V, likeliest
+        return raw_V, best
 
     def _adjusted(self, raw_V: _F32) -> _F32:
         if not len(self._bias_ids) and self._seen is None and self._answered is None:

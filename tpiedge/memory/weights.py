@@ -66,7 +66,7 @@ class NodeWeights:
         self._scheduler: Scheduler | None = None  # until the weights are closed
         #: Only rank 0 has the vectors of "head" and "embedding".
         self.vectors: dict[BlobKey, Mapping[str, torch.Tensor]] = {}
-        #: The LM head [V, H] of rank 0 if it is quantised and stays in memory: one product in place of its tiles'.
+        #: The LM head [V, H] of rank 0 if it is quantised and all weights stay in memory: one product.
         self.head: PanelMatrix | None = None
         self._own: dict[int, Weight | StoredExperts] = {}
         self._kept: dict[Block, BlockWeights] = {}

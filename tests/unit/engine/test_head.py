@@ -1,4 +1,5 @@
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import cast
 
@@ -26,11 +27,10 @@ LIKELIEST = 30  # more than the rows of the last tile
 class Tiles:
     """A head of three tiles, which counts how often it is gone through; quantised where `bits` are given."""
 
-    head = None
-
     def __init__(self, bits: int | None = None) -> None:
         torch.manual_seed(3)
         self.passes = 0
+        self.head: PanelMatrix | None = None
         self.bits = bits
         self.weight = torch.randn(VOCABULARY, HIDDEN)
 
@@ -47,6 +47,12 @@ class Tiles:
         return PanelMatrix(
             torch.from_numpy(data), FORMATS[f"q{self.bits}"], *rows.shape, TILE, shape.nbytes, False
         )
+
+    def join(self) -> None:
+        parts = [part for _, part in self.head_tiles() if isinstance(part, PanelMatrix)]
+        joined_B = torch.cat([part.data_B for part in parts])
+        self.head = replace(parts[0], data_B=joined_B, rows=VOCABULARY)
+        self.passes = 0
 
     @property
     def vectors(self) -> Mapping[str, Mapping[str, torch.Tensor]]:
@@ -78,6 +84,24 @@ def test_prompt_scores_match_the_log_softmax(positions: int, bits: int | None, l
         assert [score for _, score in pairs] == pytest.approx(most.values.tolist(), rel=1e-6, abs=1e-5)
         assert {token for token, _ in pairs} == set(most.indices.tolist())
     assert head.scores(x_MH, ids_M) == (scores, [()] * positions)
+
+
+@pytest.mark.parametrize("factors", [Factors(), Factors(logit_cap=3.0, logit_divisor=2.0)])
+@pytest.mark.parametrize("rows", [1, 5, 40])
+@pytest.mark.parametrize("bits", [8, 4])
+def test_whole_head_gives_the_bits_of_its_tiles(bits: int, rows: int, factors: Factors) -> None:
+    tiles, x_MH = Tiles(bits), torch.randn(rows, HIDDEN)
+    config = cast(ModelConfig, SimpleNamespace(vocab_size=VOCABULARY, rms_norm_eps=1e-5, factors=factors))
+    with Linear(Arithmetic.INT8, 2, kernel_library()) as linear:
+        head = Head(config, cast(NodeWeights, tiles), linear)
+        expected_MV = head.logits(x_MH)
+        if factors.logit_cap:
+            assert expected_MV.abs().max() < factors.logit_cap
+        tiles.join()
+        assert torch.equal(head.logits(x_MH), expected_MV)
+        assert tiles.passes == 0
+        assert torch.equal(head.logits(x_MH, apart=True), expected_MV)
+        assert tiles.passes == 1
 
 
 WIDTH = 5
