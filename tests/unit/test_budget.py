@@ -89,7 +89,7 @@ SIZES: Final[Mapping[str, tuple[int, int]]] = {
     # And for experts, in pack, model, planner, memory, engine and kernels.
     # And for answers in Harmony's format.
     # And for preambles, the order of use and the space of pages on disk, and how answers were resumed.
-    # And for gpt-oss and Gemma 4 with experts, and the digest of chosen experts.
+    # And for gpt-oss and Gemma 4 with experts, and the digest of chosen experts. And for a head in one product.
     "tpiedge": (61820, 366),
     "tpiedge, modules of its own": (630, 10),
     "tpiedge.answers": (720, 4),
@@ -231,7 +231,7 @@ COUNTS: Final[Mapping[str, int]] = {
     # And for pages on disk, and for disks that hang.
     # And for answers in Harmony's format.
     # And for the order and space of pages on disk.
-    # And for gpt-oss and Gemma 4 with experts.
+    # And for gpt-oss and Gemma 4 with experts, and heads that are one product.
     "words of docstrings": 47740,
 }
 
