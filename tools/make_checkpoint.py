@@ -114,7 +114,8 @@ def special_tokens(config: Config) -> dict[int, str]:
     eos = config["eos_token_id"]
     ends = eos if isinstance(eos, list) else [eos]
     found = {end: f"<|end_{number}|>" if number else "<|end|>" for number, end in enumerate(ends)}
-    return {_whole(config, "bos_token_id"): "<|begin|>"} | found
+    begin = {_whole(config, "bos_token_id"): "<|begin|>"} if "bos_token_id" in config else {}
+    return begin | found
 
 
 def vocabulary(size: int, special: dict[int, str]) -> dict[str, int]:
@@ -191,12 +192,12 @@ def write_small_files(folder: Path, config: Config) -> None:
     special = special_tokens(config)
     eos = config["eos_token_id"]
     _write_json(folder / "config.json", config)
-    stops = {"bos_token_id": config["bos_token_id"], "eos_token_id": eos}
+    stops: Config = {key: config[key] for key in ("bos_token_id", "eos_token_id") if key in config}
     _write_json(folder / "generation_config.json", {"_from_model_config": True, **stops})
     _write_json(folder / "tokenizer.json", tokenizer(config))
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": special[_whole(config, "bos_token_id")],
+        "bos_token": special[_whole(config, "bos_token_id")] if "bos_token_id" in config else None,
         "eos_token": special[eos[0] if isinstance(eos, list) else _whole(config, "eos_token_id")],
         "model_max_length": config["max_position_embeddings"],
         "clean_up_tokenization_spaces": False,

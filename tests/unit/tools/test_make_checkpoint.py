@@ -27,9 +27,10 @@ def small(name: str, **changes: object) -> dict[str, object]:
         "num_attention_heads": 32,
         "num_key_value_heads": 2,
         "vocab_size": 500,
-        "bos_token_id": 0,
         "eos_token_id": [499, 300],
     }
+    if "bos_token_id" in config:
+        config["bos_token_id"] = 0
     if "head_dim" in config:
         config["head_dim"] = 32
     return config | changes
@@ -48,7 +49,9 @@ def values(folder: Path) -> dict[str, torch.Tensor]:
     return found
 
 
-@pytest.mark.parametrize("name", ["tinyllama", "llama3.2-1b", "mistral-7b", "qwen2.5-0.5b", "qwen3-0.6b"])
+@pytest.mark.parametrize(
+    "name", ["tinyllama", "llama3.2-1b", "mistral-7b", "qwen2.5-0.5b", "qwen3-0.6b", "olmo2-1b"]
+)
 @pytest.mark.parametrize(("dtype", "shard_size"), [("bf16", 10**9), ("f32", 3_000_000)])
 def test_transformers_loads_model_and_tokenizer(tool, tmp_path, name, dtype, shard_size):
     from transformers import AutoModelForCausalLM, AutoTokenizer
