@@ -31,6 +31,7 @@ def assert_layers(back: Mapping[str, Array], numbers: Mapping[str, Array], matri
 @pytest.mark.parametrize(("method", "symmetric"), [("gptq", True), ("gptq", False), ("awq", False)])
 def test_int4_import_is_lossless(tmp_path: Path, method: str, group: int, symmetric: bool) -> None:
     numbers = Int4Checkpoint(method, group, symmetric=symmetric).write(tmp_path / "m")
+    assert Checkpoint.open(tmp_path / "m").quantisation is not None
     pack, back = packed(tmp_path / "m")
     assert pack.precision is (Precision.Q4 if symmetric else Precision.Q4_ZERO)
     assert not pack.storage.kept
@@ -50,6 +51,7 @@ def test_experts_are_kept_beside_a_router_that_is_not_quantised(
 ) -> None:
     written = Int4Checkpoint(method, 64, symmetric=symmetric, experts=3, ffn=192, quantization=said)
     numbers = written.write(tmp_path / "m")
+    assert Checkpoint.open(tmp_path / "m").quantisation is not None
     pack, back = packed(tmp_path / "m")
     assert pack.precision is (Precision.Q4 if symmetric else Precision.Q4_ZERO)
     assert not pack.storage.kept
@@ -64,6 +66,7 @@ def test_experts_become_q8_if_one_of_them_does_not_fit(tmp_path: Path) -> None:
     tensors = load_file(path)
     tensors[f"{odd}.scales"] = tensors[f"{odd}.scales"].astype(np.float32) * np.float32(1.0001)
     save_file(tensors, path)
+    assert Checkpoint.open(tmp_path / "m").quantisation is not None
     pack, back = packed(tmp_path / "m")
     assert pack.storage.kept == {"model.layers.0.mlp.experts.{}.down_proj.weight": Precision.Q8}
     assert_layers(back, {name: one for name, one in numbers.items() if "down_proj" not in name}, 4 + 3 * 2)
@@ -90,6 +93,7 @@ def test_matrices_that_4_bits_cannot_hold_become_q8(
     tmp_path: Path, changes: dict[str, Any], kept: dict[str, str] | None, symmetric: bool
 ) -> None:
     numbers = Int4Checkpoint(symmetric=symmetric, **changes).write(tmp_path / "m")
+    assert Checkpoint.open(tmp_path / "m").quantisation is not None
     pack, back = packed(tmp_path / "m")
     layers = "q8" if kept is None else "q4" if symmetric else "q4_zero"
     assert pack.precision.value == layers
@@ -104,6 +108,7 @@ def test_wider_scales_that_f16_can_hold_are_kept(tmp_path: Path) -> None:
     path = tmp_path / "m" / "model.safetensors"
     wide = {k: v.astype(np.float32) if k.endswith("scales") else v for k, v in load_file(path).items()}
     save_file(wide, path)
+    assert Checkpoint.open(tmp_path / "m").quantisation is not None
     pack, back = packed(tmp_path / "m")
     assert pack.storage == Storage.of(Precision.Q4_ZERO, tied=False)
     assert_layers(back, numbers)
